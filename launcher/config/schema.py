@@ -1,0 +1,260 @@
+"""What the user says: every key of the configuration with its type, default and meaning.
+
+The only place where a default stands. The YAML files in ``conf/`` hold choices and differences. The reference in
+``docs/configuration.md`` is generated from here.
+
+Durations are ``90 epochs``, ``2000 updates``, ``1e9 tokens``, ``1e6 samples`` or ``10%`` (of the training duration); a
+bare integer is updates.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Rule(Enum):
+    """How the learning rate follows the batch."""
+
+    none = "none"
+    linear = "linear"
+    sqrt = "sqrt"
+
+
+class DecayRule(Enum):
+    """How the weight decay follows the batch."""
+
+    none = "none"
+    linear = "linear"
+
+
+class WarmupFrom(Enum):
+    """Where the warmup starts."""
+
+    zero = "zero"
+    base_lr = "base_lr"
+
+
+class OnNonfinite(Enum):
+    """What an update with non-finite values does."""
+
+    skip = "skip"
+    stop = "stop"
+
+
+class StrategyName(Enum):
+    """How parameters, gradients and optimizer states are spread over the data-parallel ranks."""
+
+    single = "single"
+    ddp = "ddp"
+
+
+class Device(Enum):
+    """What the ranks compute on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class SubmitKind(Enum):
+    """Where the ranks start."""
+
+    local = "local"
+
+
+@dataclass
+class RunConfig:
+    name: str = "run"
+    """Name of the run; made safe for paths where it names a folder."""
+    seed: int = 0
+    """Seed of everything that is random: initial weights, order of the samples, augmentation, dropout."""
+
+
+@dataclass
+class DataConfig:
+    train: Any = MISSING
+    """The training set: `_target_` of a map-style data set (`__len__`, `__getitem__`) and its arguments."""
+    validation: Any = None
+    """The validation set, likewise; null: none."""
+    shuffle: bool = True
+    """A new order of the samples every epoch, from (run.seed, epoch) alone."""
+    drop_last: bool = False
+    """Leave out the shorter last window of an epoch."""
+
+
+@dataclass
+class BatchConfig:
+    global_batch_size: Any = 64
+    """Samples in one optimizer update (a window), over all ranks and micro-batches; null: follows from the other two."""
+    micro_batch_size: Any = "auto"
+    """Samples one rank puts through one forward and backward; auto: the largest with one step a window, at most 16."""
+    gradient_accumulation_steps: Any = "auto"
+    """Micro-batches a rank runs in one full window: ceil(ceil(global / data_parallel_degree) / micro)."""
+
+
+@dataclass
+class TrainingConfig:
+    duration: Any = "1 epochs"
+    """How long to train, as a duration; ends on a window."""
+    max_grad_norm: float | None = 1.0
+    """The gradient is clipped once a window to this norm over all ranks; null: not clipped."""
+    validate_every: Any = "20%"
+    """How often to validate, as a duration; null: only at the end."""
+    log_every: Any = 1
+    """How often metrics are written out, as a duration; every update has its line all the same."""
+    on_nonfinite: OnNonfinite = OnNonfinite.skip
+    """What an update with non-finite values does: skip it, or stop the run (exit 4)."""
+    max_skipped_in_a_row: int = 10
+    """So many skipped updates in a row end the run (exit 4)."""
+
+
+@dataclass
+class GroupConfig:
+    match: str = MISSING
+    """A regular expression searched in the parameter's name, or `norms_and_biases`: parameters of one dimension."""
+    lr_scale: float = 1.0
+    """The group's learning rate as a multiple of the run's."""
+    weight_decay: float | None = None
+    """The group's weight decay; null: the optimizer's."""
+
+
+@dataclass
+class ScalingConfig:
+    rule: Rule = Rule.none
+    """How the learning rate follows the batch: none, linear (Goyal et al. 2017) or sqrt (Adam family)."""
+    base_batch_size: int | None = None
+    """The global batch size that optimizer.lr is meant for; needed by every rule but none."""
+    weight_decay: DecayRule = DecayRule.none
+    """Whether the weight decay is multiplied by global / base too (linear) or stays (none)."""
+
+
+@dataclass
+class DecayConfig:
+    name: str = MISSING
+    """The decay after the warmup: constant, linear, cosine, step or wsd."""
+
+
+@dataclass
+class ConstantDecay(DecayConfig):
+    name: str = "constant"
+
+
+@dataclass
+class LinearDecay(DecayConfig):
+    name: str = "linear"
+    final: float = 0.0
+    """The rate at the end as a share of the peak."""
+
+
+@dataclass
+class CosineDecay(DecayConfig):
+    name: str = "cosine"
+    final: float = 0.0
+    """The rate at the end as a share of the peak."""
+
+
+@dataclass
+class StepDecay(DecayConfig):
+    name: str = "step"
+    at: list[Any] = field(default_factory=lambda: ["50%", "75%"])
+    """Durations from the start of training at which the rate is multiplied by `factor`."""
+    factor: float = 0.1
+    """What the rate is multiplied by at each of them."""
+
+
+@dataclass
+class WsdDecay(DecayConfig):
+    name: str = "wsd"
+    decay: Any = "20%"
+    """Warmup, stable, decay: how long the decay at the end is, as a duration."""
+    final: float = 0.0
+    """The rate at the end as a share of the peak."""
+    shape: str = "sqrt"
+    """The form of the decay: sqrt (1 - sqrt(x), Haegele et al. 2024) or linear."""
+
+
+@dataclass
+class ScheduleConfig:
+    warmup: Any = 0
+    """How long the rate rises to its peak, as a duration; 0: no warmup."""
+    warmup_from: WarmupFrom = WarmupFrom.zero
+    """Where the warmup starts: zero, or the unscaled rate (Goyal's gradual warmup)."""
+    decay: DecayConfig = MISSING
+
+
+@dataclass
+class StrategyConfig:
+    name: StrategyName = MISSING
+    """single: one rank; ddp: every rank holds a copy of the model."""
+
+
+@dataclass
+class MeshConfig:
+    dp_replicate: int = -1
+    """Ranks that hold copies of each other; -1: the rest of the world."""
+    dp_shard: int = 1
+    """Ranks that share one copy; 1 under strategies that don't shard."""
+
+
+@dataclass
+class ClusterConfig:
+    device: Device = Device.auto
+    """What the ranks compute on; auto: CUDA where there is any."""
+    ranks_per_node: Any = "auto"
+    """Ranks on a node; auto: one per GPU, or min(2, cores) on CPU."""
+
+
+@dataclass
+class SubmitConfig:
+    kind: SubmitKind = MISSING
+    """Where the ranks start."""
+
+
+@dataclass
+class LoggingConfig:
+    progress: bool = True
+    """Show a live progress bar where the output is a terminal; plain lines elsewhere."""
+
+
+SECTIONS: dict[str, type] = {
+    "run": RunConfig,
+    "data": DataConfig,
+    "batch": BatchConfig,
+    "training": TrainingConfig,
+    "scaling": ScalingConfig,
+    "schedule": ScheduleConfig,
+    "strategy": StrategyConfig,
+    "mesh": MeshConfig,
+    "cluster": ClusterConfig,
+    "submit": SubmitConfig,
+    "logging": LoggingConfig,
+}
+"""The strict sections, in the order in which a reader meets them. Beside them `model`, `task` and `optimizer` are open
+under their `_target_`, and `model_weights` is a file or null."""
+
+DECAYS: tuple[type[DecayConfig], ...] = (ConstantDecay, LinearDecay, CosineDecay, StepDecay, WsdDecay)
+
+
+@dataclass
+class Config:
+    """The whole configuration as both halves see it: validated, resolved, ready to use."""
+
+    run: RunConfig
+    model: dict[str, Any]
+    task: dict[str, Any]
+    data: DataConfig
+    batch: BatchConfig
+    training: TrainingConfig
+    optimizer: dict[str, Any]
+    """`_target_`, `lr` (the rate at scaling.base_batch_size), `groups`, and the optimizer's own arguments."""
+    scaling: ScalingConfig
+    schedule: ScheduleConfig
+    strategy: StrategyConfig
+    mesh: MeshConfig
+    cluster: ClusterConfig
+    submit: SubmitConfig
+    logging: LoggingConfig
+    model_weights: str | None = None
+    """A safetensors file that the model's weights start from."""

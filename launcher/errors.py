@@ -1,0 +1,46 @@
+"""What can go wrong in a way the user can mend, and the exit codes of INTERFACE: one place for both halves."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of the commands, of a Slurm job and of a container."""
+
+    FINISHED = 0
+    REFUSED = 2
+    RANK_FAILED = 3
+    BAD_NUMBERS = 4
+    DIFFERENCE = 5
+    STOPPED = 75
+
+
+class LauncherError(Exception):
+    """An error whose message says all there is to say: no traceback is shown for it."""
+
+    exit_code: Exit = Exit.REFUSED
+
+
+class ConfigError(LauncherError):
+    """A configuration or a plan that can't work. The message names the key, what was given and what is allowed."""
+
+    def __init__(self, key: str, given: object, problem: str, *, hint: str = "") -> None:
+        self.key, self.given, self.problem, self.hint = key, given, problem, hint
+        super().__init__(f"{key}={given}: {problem}" + (f"\n  {hint}" if hint else ""))
+
+
+class DataError(LauncherError):
+    """Data that can't be trained on: an empty set, a missing folder, a label out of range. Names the thing."""
+
+
+class NonFiniteError(LauncherError):
+    """The numbers failed: non-finite gradients beyond what training.on_nonfinite allows."""
+
+    exit_code = Exit.BAD_NUMBERS
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` for the closest known spelling, or an empty string."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else ""
