@@ -1,0 +1,189 @@
+"""The commands that compose a configuration: train and plan."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+
+from launcher.config.compose import Arguments, compose, hydra_session, make_importable, task_config
+from launcher.config.schema import SubmitKind
+from launcher.config.validate import freeze, parse, unread_keys, validate
+from launcher.errors import ConfigError, LauncherError
+from launcher.plan.facts import ask
+from launcher.plan.plan import Plan, make_plan
+from launcher.plan.show import print_plan
+from launcher.run_dir import RunDir, to_json
+from launcher.submit.base import Backend
+from launcher.submit.local import Local
+
+_BACKENDS: dict[SubmitKind, type[Backend]] = {SubmitKind.local: Local}
+
+
+def train(argv: Sequence[str]) -> int:
+    """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
+    options, arguments = _parse("train", argv)
+    with hydra_session(arguments) as hydra:
+        if _shown_by_hydra(hydra, options, arguments):
+            return 0
+        composed = compose(hydra, arguments)
+        text, plan, backend = _prepare(composed, arguments)
+        return _run(hydra, composed, arguments, text, plan, backend)
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Prints the plan of a run, or its JSON. Writes nothing."""
+    as_json = "--json" in argv
+    options, arguments = _parse("plan", [one for one in argv if one != "--json"])
+    with hydra_session(arguments) as hydra:
+        if _shown_by_hydra(hydra, options, arguments):
+            return 0
+        composed = compose(hydra, arguments)
+        _text, made, backend = _prepare(composed, arguments)
+        where = _output_dir(composed)
+        made = replace(made, launch=asdict(backend.render(RunDir(where), made)))
+    if as_json:
+        sys.stdout.write(to_json(made.to_dict()))
+    else:
+        print_plan(made, _short(where), Console())
+    return 0
+
+
+def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
+    parser = get_args_parser()
+    parser.prog = f"launcher {command}"
+    parser.allow_abbrev = False
+    options = parser.parse_args(list(argv))
+    if options.config_path is not None:
+        raise LauncherError("--config-path: the launcher's own conf/ is always there; add your folder with --config-dir")
+    if options.multirun:
+        raise LauncherError("--multirun: sweeps are not part of this release; give one value of each key")
+    # the parser takes flags it doesn't know for overrides
+    for override in options.overrides:
+        if override.startswith("-"):
+            raise LauncherError(f"{override}: no such flag; see launcher {command} --hydra-help")
+    return options, Arguments(options.overrides, options.config_name or "config", options.config_dir)
+
+
+def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> bool:
+    """Whether the user asked for one of Hydra's own outputs, which is then printed."""
+    parser, name = get_args_parser(), arguments.config_name
+    overrides = list(arguments.overrides)
+    if options.help:
+        hydra.app_help(config_name=name, args_parser=parser, args=options)
+    elif options.hydra_help:
+        hydra.hydra_help(config_name=name, args_parser=parser, args=options)
+    elif options.cfg:
+        compose(hydra, arguments)
+        hydra.show_cfg(name, overrides, options.cfg, options.package, resolve=options.resolve)
+    elif options.info:
+        hydra.show_info(options.info, config_name=name, overrides=overrides, run_mode=RunMode.RUN)
+    elif options.shell_completion:
+        hydra.shell_completion(config_name=name, overrides=overrides)
+    else:
+        return False
+    return True
+
+
+def _prepare(composed: DictConfig, arguments: Arguments) -> tuple[str, Plan, Backend]:
+    """The text of config.yaml, the plan, and where the ranks start. Raises LauncherError; nothing is written yet."""
+    HydraConfig.instance().set_config(composed)
+    tasks = task_config(composed)
+    validate(tasks)
+    text = freeze(tasks)
+    config = parse(text)
+    pythonpath = make_importable(arguments)
+    facts = ask(text, pythonpath)
+    notes = [f"{key}: nothing reads this key" for key in unread_keys(tasks)]
+    made = make_plan(config, facts)
+    made = replace(made, cwd=os.getcwd(), pythonpath=pythonpath, notes=[*made.notes, *notes])
+    return text, made, _BACKENDS[config.submit.kind]()
+
+
+def _output_dir(composed: DictConfig) -> Path:
+    return Path(str(composed.hydra.run.dir)).absolute()
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _run(
+    hydra: Hydra, composed: DictConfig, arguments: Arguments, text: str, plan: Plan, backend: Backend
+) -> int:
+    """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
+    where = _output_dir(composed)
+    if RunDir(where).config.exists():
+        raise ConfigError("hydra.run.dir", where, "this folder already holds a run; give it another, or leave it out")
+    console = Console()
+    live = bool(composed.logging.progress)
+
+    def job(_: DictConfig) -> int:
+        run = RunDir(where)
+        made = replace(plan, launch=asdict(backend.render(run, plan)))
+        run.create(text, to_json(made.to_dict()))
+        print_plan(made, _short(where), console)
+        launch = backend.render(run, made)
+        code = backend.submit(run, made, launch, console, live=live)
+        _print_end(run, code, console)
+        return code
+
+    callbacks = Callbacks(composed)
+    callbacks.on_run_start(config=composed, config_name=arguments.config_name)
+    try:
+        done = run_job(
+            hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
+            task_function=job,
+            config=composed,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+            configure_logging=True,
+        )
+    except OSError as error:
+        raise ConfigError("hydra.run.dir", where, f"the folder can't be written: {error.strerror}") from error
+    callbacks.on_run_end(config=composed, config_name=arguments.config_name, job_return=done)
+    return int(done.return_value)
+
+
+def _print_end(run: RunDir, code: int, console: Console) -> None:
+    status = run.read_status()
+    if code == 0:
+        result = run.read_json(run.result)
+        _print_result(result, console)
+    elif status.get("error"):
+        error = status["error"]
+        who = "" if error.get("rank") is None else f"rank {error['rank']}: "
+        console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
+        console.print(error["reason"], markup=False, highlight=False)
+        if error.get("log"):
+            console.print(f"log     {_short(Path(error['log']))}", markup=False, highlight=False)
+    else:
+        console.print(f"{status['state']} (exit {code})")
+    console.print(f"folder  {_short(run.path)}", markup=False, highlight=False)
+
+
+def _print_result(result: dict[str, object], console: Console) -> None:
+    def number(name: str) -> str:
+        value = result[name]
+        return f"{value:.4f}" if isinstance(value, float) else "-"
+
+    console.print(
+        f"[bold green]finished[/bold green]  {result['update']} updates ({result['applied']} applied) in "
+        f"{result['seconds']:.0f} s"
+    )
+    console.print(f"train loss {number('train_loss')}  validation loss {number('validation_loss')}", highlight=False)
+    if result["baseline_loss"] is not None:
+        console.print(f"loss of the best constant guess {number('baseline_loss')}", highlight=False)

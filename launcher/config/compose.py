@@ -1,0 +1,137 @@
+"""Hydra's composition, once, into a validated configuration; and one clear message for a user's mistake."""
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from launcher.config.messages import explain
+from launcher.config.schema import DECAYS, SECTIONS
+from launcher.errors import LauncherError
+
+JOB_NAME = "launcher"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What Hydra's own parser found on the command line."""
+
+    overrides: Sequence[str]
+    config_name: str = "config"
+    config_dir: str | None = None
+
+
+def conf_dir() -> Path:
+    """The folder of configuration groups: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register() -> None:
+    """Makes the schema and the resolvers known to Hydra and OmegaConf. May be called again."""
+    store = ConfigStore.instance()
+    store.store(name="config_schema", node={name: schema for name, schema in SECTIONS.items()} | {"model_weights": None})
+    for decay in DECAYS:
+        store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
+    resolver = OmegaConf.register_new_resolver
+    resolver("launcher.path_name", path_name, replace=True)
+    resolver("launcher.stamp", _stamp, use_cache=True, replace=True)
+
+
+def path_name(name: object) -> str:
+    """`name` made safe as one component of a path: no separators, no leading dot, at most 100 bytes.
+
+    >>> path_name("big run #1; $(id)/..")
+    'big_run_1_id'
+    """
+    safe = re.sub(r"[^\w.+=-]+", "_", str(name)).strip("._")
+    safe = safe.encode()[:100].decode(errors="ignore")
+    return safe or "run"
+
+
+def _stamp() -> str:
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S") + "-" + secrets.token_hex(3)
+
+
+@contextmanager
+def hydra_session(arguments: Arguments) -> Iterator[Hydra]:
+    """A Hydra instance whose search path is conf/, then --config-dir before it, as `hydra.main` would make it.
+
+    Hydra's and OmegaConf's mistakes of the user leave as LauncherError with one message.
+    """
+    version.setbase("1.3")
+    register()
+    search_path = create_config_search_path(str(conf_dir()))
+    if arguments.config_dir is not None:
+        folder = Path(arguments.config_dir).resolve()
+        if not folder.is_dir():
+            raise LauncherError(f"--config-dir {arguments.config_dir}: no such folder")
+        search_path.prepend(
+            provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
+        )
+    state = Singleton.get_state()
+    GlobalHydra.instance().clear()
+    try:
+        yield Hydra.create_main_hydra2(JOB_NAME, search_path)
+    finally:
+        Singleton.set_state(state)
+
+
+def compose(hydra: Hydra, arguments: Arguments) -> DictConfig:
+    """The composed configuration with its `hydra` node. Raises LauncherError for a user's mistake."""
+    try:
+        config = hydra.compose_config(
+            config_name=arguments.config_name,
+            overrides=list(arguments.overrides),
+            run_mode=RunMode.RUN,
+            with_log_configuration=True,
+        )
+    except Exception as error:
+        raise explain(error, lambda kept: _known_keys(hydra, arguments, kept), arguments.overrides) from error
+    if config.hydra.job.chdir:
+        raise LauncherError("hydra.job.chdir=true: ranks share one folder, where the command was given; leave it out")
+    return config
+
+
+def _known_keys(hydra: Hydra, arguments: Arguments, overrides: Sequence[str]) -> DictConfig:
+    return hydra.config_loader.load_configuration(
+        config_name=arguments.config_name, overrides=list(overrides), run_mode=RunMode.RUN
+    )
+
+
+def make_importable(arguments: Arguments) -> list[str]:
+    """Puts the current folder and --config-dir first on sys.path; returns the folders for the ranks' PYTHONPATH."""
+    folders = [os.getcwd()]
+    if arguments.config_dir is not None:
+        folders.append(str(Path(arguments.config_dir).resolve()))
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    return folders
+
+
+def task_config(config: DictConfig) -> DictConfig:
+    """`config` without Hydra's own node."""
+    from omegaconf import open_dict, read_write
+
+    copy: Any = config.copy()
+    with read_write(copy), open_dict(copy):
+        copy.pop("hydra", None)
+    return copy  # type: ignore[no-any-return]

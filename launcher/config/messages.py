@@ -1,0 +1,128 @@
+"""What Hydra and OmegaConf say of a user's mistake, as one message: the key, what was given, what is allowed."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, get_args, get_type_hints
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.config.schema import SECTIONS
+from launcher.errors import ConfigError, LauncherError, nearest
+
+OPEN_SECTIONS = ("model", "task", "optimizer")
+GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "submit")
+
+KnownKeys = Callable[[Sequence[str]], DictConfig]
+
+
+def schema_keys() -> list[str]:
+    """Every dotted key of the strict sections."""
+    return [f"{section}.{field.name}" for section, schema in SECTIONS.items() for field in fields(schema)]
+
+
+def allowed(key: str) -> str:
+    """What the schema says `key` may be, or an empty string: ``one of single, ddp``, ``a whole number``."""
+    section, _, name = key.partition(".")
+    schema = SECTIONS.get(section)
+    if schema is None or name not in {field.name for field in fields(schema)}:
+        return ""
+    kind = get_type_hints(schema)[name]
+    options = get_args(kind) or (kind,)
+    words = [_words(option) for option in options]
+    return " or ".join(word for word in words if word)
+
+
+def _words(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(member.name for member in kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return "a section with the keys " + ", ".join(field.name for field in fields(kind))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    return names.get(kind, "")
+
+
+def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -> LauncherError:
+    """The message for what composing raised.
+
+    `known_keys` composes again with fewer overrides, to say which keys there are beside a misspelt one. An error that
+    is none of Hydra's or OmegaConf's is raised again as it is.
+    """
+    if isinstance(error, MissingConfigException):
+        return _missing_choice(error)
+    cause: BaseException = error.__cause__ or error
+    key = getattr(cause, "full_key", None)
+    if key and isinstance(cause, OmegaConfBaseException):
+        given = _given(key, overrides)
+        if re.search(r"Key '.*' (is not in struct|not in '|.*not found)", str(cause)):
+            return unknown_key(key, given, known_keys, overrides)
+        text = str(cause).splitlines()[0]
+        if "does not support deletion" in text:
+            text = "a key of the schema can be set, not deleted"
+        may_be = allowed(key)
+        return ConfigError(key, given, text, hint=f"allowed: {may_be}" if may_be else "")
+    if isinstance(error, OverrideParseException):
+        return LauncherError(f"{error.override}: not an override of the form key=value: {_plain(str(error))}")
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return LauncherError(_plain(str(error)))
+    if isinstance(error, ValueError) and "group override" in str(error):
+        return LauncherError(f"{error} (the groups are {', '.join(GROUPS)})")
+    raise error
+
+
+def _plain(text: str) -> str:
+    """Hydra's words without its search path and links."""
+    lines = [line for line in text.split("Config search path:")[0].splitlines() if line.strip() and "https://" not in line]
+    return "\n  ".join(line.strip() for line in lines if not line.strip().endswith("_schema"))
+
+
+def _missing_choice(error: MissingConfigException) -> LauncherError:
+    missing = error.missing_cfg_file or ""
+    options = [option for option in error.options or [] if not option.endswith("_schema")]
+    if not options:
+        return LauncherError(_plain(str(error)))
+    group, _, choice = missing.rpartition("/")
+    hint = " ".join(filter(None, [f"allowed: {', '.join(options)};", nearest(choice, options)])).rstrip(";")
+    return ConfigError(group, choice, "there is no such choice in this group", hint=hint)
+
+
+def _given(key: str, overrides: Sequence[str]) -> str:
+    for override in overrides:
+        name, _, value = override.lstrip("+~").partition("=")
+        if name == key:
+            return value
+    return "?"
+
+
+def unknown_key(key: str, given: object, known_keys: KnownKeys, overrides: Sequence[str]) -> ConfigError:
+    """An unknown key, with the nearest valid spelling of it among the keys that there are."""
+    kept = [one for one in overrides if one.lstrip("+~").partition("=")[0] != key]
+    try:
+        keys = list(_dotted(known_keys(kept)))
+    except Exception:  # the rest of the command line has a mistake of its own: fall back on the schema
+        keys = schema_keys()
+    parent, _, name = key.rpartition(".")
+    siblings = [one.rpartition(".")[2] for one in keys if one.rpartition(".")[0] == parent]
+    close = nearest(name, siblings)
+    if close:
+        close = close.replace("'", f"'{parent}." if parent else "'", 1)
+    elif not (parent and siblings):
+        close = nearest(key, [*keys, *GROUPS])
+    hint = close or (f"{parent or 'the configuration'} has the keys {', '.join(siblings)}" if siblings else "")
+    if parent.split(".")[0] in (*OPEN_SECTIONS, "data") and not close:
+        hint += f"; a further argument is added with +{key}={given}"
+    return ConfigError(key, given, "unknown key", hint=hint.lstrip("; "))
+
+
+def _dotted(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in node:
+        key = f"{prefix}{name}"
+        if key == "hydra":
+            continue
+        yield key
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():
+            yield from _dotted(child, f"{key}.")

@@ -1,0 +1,207 @@
+"""From what Hydra composed to what the launcher works with: strict, resolved, frozen."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from launcher.config.compose import register
+from launcher.config.messages import OPEN_SECTIONS, schema_keys
+from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
+from launcher.errors import ConfigError, LauncherError, nearest
+
+_ROOT_KEYS = {*SECTIONS, *OPEN_SECTIONS, "model_weights"}
+_PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
+
+
+def validate(composed: DictConfig) -> Config:
+    """The typed configuration. Raises LauncherError naming the key for what can't be right."""
+    _check_root(composed)
+    values: dict[str, Any] = {}
+    for section, schema in SECTIONS.items():
+        values[section] = _section(composed, section, schema)
+    for section in OPEN_SECTIONS:
+        values[section] = _open_section(composed, section)
+    weights = _resolved(composed, "model_weights")
+    config = Config(**values, model_weights=None if weights is None else str(weights))
+    _check_targets(config)
+    _check_optimizer(config.optimizer)
+    return config
+
+
+def _check_root(composed: DictConfig) -> None:
+    for key in composed:
+        name = str(key)
+        if name in _ROOT_KEYS:
+            continue
+        close = nearest(name, _ROOT_KEYS)
+        if close:
+            raise ConfigError(name, composed._get_node(name), "unknown key", hint=close)
+
+
+def unread_keys(composed: DictConfig) -> list[str]:
+    """Top-level keys of the user's own (``+name=…``) that no interpolation refers to: nothing reads them."""
+    text = OmegaConf.to_yaml(composed, resolve=False)
+    own = [str(key) for key in composed if str(key) not in _ROOT_KEYS]
+    return [key for key in own if not re.search(r"\$\{" + re.escape(key) + r"[.}\[]", text)]
+
+
+def _section(composed: DictConfig, section: str, schema: type) -> Any:
+    node = composed._get_node(section)
+    if not isinstance(node, DictConfig) or not (OmegaConf.get_type(node) is schema):
+        raise ConfigError(section, node, "must stay a section", hint=f"its keys: {', '.join(_names(schema))}")
+    for name in node:
+        if name not in _names(schema):
+            key = f"{section}.{name}"
+            raise ConfigError(key, node._get_node(name), "unknown key", hint=nearest(key, schema_keys()))
+    try:
+        return OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        raise _explain_value(error, section) from error
+
+
+def _names(schema: type) -> list[str]:
+    return [field.name for field in fields(schema)]
+
+
+def _explain_value(error: OmegaConfBaseException, section: str) -> LauncherError:
+    key = error.full_key or section
+    if not key.startswith(section):
+        key = f"{section}.{key}"
+    text = str(error).splitlines()[0]
+    if isinstance(error, InterpolationKeyError):
+        text += " (an interpolation that leads nowhere)"
+    elif "missing" in text.lower():
+        return ConfigError(key, "???", "must be given", hint=f"add {key}=… to the command")
+    return ConfigError(key, "?", text)
+
+
+def _open_section(composed: DictConfig, section: str) -> dict[str, Any]:
+    node = composed._get_node(section) if section in composed else None
+    if not isinstance(node, DictConfig):
+        raise ConfigError(section, node, f"must be given: a choice of the group, as in {section}=custom")
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise _explain_value(error, section) from error
+
+
+def _resolved(composed: DictConfig, key: str) -> Any:
+    try:
+        return composed.get(key)
+    except OmegaConfBaseException as error:
+        raise _explain_value(error, key) from error
+
+
+def _check_targets(config: Config) -> None:
+    named: list[tuple[str, Any]] = [(name, getattr(config, name)) for name in OPEN_SECTIONS]
+    named += [("data.train", config.data.train)]
+    named += [("data.validation", config.data.validation)] if config.data.validation is not None else []
+    for key, value in named:
+        target = value.get("_target_") if isinstance(value, dict) else None
+        if not isinstance(target, str) or "." not in target:
+            given = target if isinstance(value, dict) else value
+            raise ConfigError(f"{key}._target_", given, "must be the dotted path of a class, as in mymodule.MyClass")
+
+
+def _check_optimizer(optimizer: dict[str, Any]) -> None:
+    lr = optimizer.get("lr")
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < float("inf"):
+        raise ConfigError("optimizer.lr", lr, "must be a finite number of at least 0")
+    groups = optimizer.get("groups") or []
+    if not isinstance(groups, list):
+        raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay}")
+    optimizer["groups"] = [_group(value, index) for index, value in enumerate(groups)]
+
+
+def _group(value: Any, index: int) -> dict[str, Any]:
+    key = f"optimizer.groups[{index}]"
+    try:
+        group: Any = OmegaConf.merge(OmegaConf.structured(GroupConfig), value)
+        container = cast(dict[str, Any], OmegaConf.to_container(group, throw_on_missing=True))
+    except (OmegaConfBaseException, ValueError) as error:
+        hint = f"a group has the keys {', '.join(_names(GroupConfig))}"
+        raise ConfigError(key, value, str(error).splitlines()[0], hint=hint) from error
+    if container["match"] != "norms_and_biases":
+        try:
+            re.compile(container["match"])
+        except re.error as error:
+            raise ConfigError(f"{key}.match", container["match"], f"not a regular expression: {error}") from error
+    return container
+
+
+def freeze(composed: DictConfig) -> str:
+    """The YAML of config.yaml: every interpolation resolved but ``${oc.env:…}``, relative paths made absolute.
+
+    An environment variable stays a reference, also where another key refers to it, so that no secret reaches a file;
+    only where a typed key of the schema needs a number or a choice does its value stand.
+    """
+    frozen = OmegaConf.create(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)))
+    for key in _interpolations(composed):
+        try:
+            with _environment_kept_open():
+                value = OmegaConf.select(composed, key, throw_on_resolution_failure=True)
+        except OmegaConfBaseException:  # a typed key: a reference is no number
+            value = OmegaConf.select(composed, key)
+        OmegaConf.update(frozen, key, value, merge=False, force_add=True)
+    for section in ("model", "task", "data", "model_weights"):
+        if section in frozen:
+            _absolute_paths(frozen, section)
+    return OmegaConf.to_yaml(frozen, resolve=False)
+
+
+@contextmanager
+def _environment_kept_open() -> Iterator[None]:
+    OmegaConf.register_new_resolver("oc.env", lambda *args: "${oc.env:" + ",".join(map(str, args)) + "}", replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _interpolations(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
+    names: Iterable[Any] = range(len(node)) if isinstance(node, ListConfig) else list(node)
+    for name in names:
+        child = node._get_node(name)
+        key = f"{prefix}[{name}]" if isinstance(node, ListConfig) else f"{prefix}.{name}" if prefix else str(name)
+        if not isinstance(child, Node):
+            continue
+        if child._is_interpolation():
+            yield key
+        elif isinstance(child, DictConfig | ListConfig) and not child._is_none() and not child._is_missing():
+            yield from _interpolations(child, key)
+
+
+def _absolute_paths(parent: Any, name: Any) -> None:
+    child = parent._get_node(name)
+    if isinstance(child, DictConfig | ListConfig):
+        if child._is_none() or child._is_missing():
+            return
+        for key in range(len(child)) if isinstance(child, ListConfig) else list(child):
+            _absolute_paths(child, key)
+        return
+    value = child._value() if child is not None else None
+    names_a_path = isinstance(name, str) and (_PATH_NAMES.search(name) or name == "model_weights")
+    if names_a_path and isinstance(value, str) and "${" not in value and "://" not in value and not Path(value).is_absolute():
+        parent[name] = str(Path(value).expanduser().absolute())
+
+
+def parse(text: str) -> Config:
+    """The configuration from the text of a config.yaml; ``${oc.env:…}`` is resolved here."""
+    register()
+    schema = OmegaConf.create({name: section for name, section in SECTIONS.items()} | {"model_weights": None})
+    raw = OmegaConf.create(text)
+    decays = {decay().name: decay for decay in DECAYS}
+    schema.schedule.decay = decays[raw.schedule.decay.name]
+    return validate(cast(DictConfig, OmegaConf.merge(schema, raw)))
+
+
+def load(path: Path) -> Config:
+    """The configuration of a run from its config.yaml, as every rank reads it."""
+    return parse(path.read_text(encoding="utf-8"))

@@ -1,0 +1,121 @@
+"""What only the model and the data can say, asked of a process of its own: this one never imports torch."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import Config, StepDecay, WsdDecay
+from launcher.errors import ConfigError, Exit, LauncherError
+from launcher.plan.schedule import Duration
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the model and the data say; None where they were not asked."""
+
+    samples: int | None = None
+    """Samples of the training set."""
+    validation_samples: int | None = None
+    parameters: int | None = None
+    """Elements of all parameters, shared ones once."""
+    trainable_parameters: int | None = None
+    group_parameters: list[int] = field(default_factory=list)
+    """Elements of each optimizer group: those of optimizer.groups in order, then the rest."""
+    num_layers: int | None = None
+    """Length of the model's `layers`, where it has them."""
+    cuda_devices: int | None = None
+    updates_at_tokens: dict[str, int] = field(default_factory=dict)
+    """For each duration in tokens: the windows that reach it. Keys are the tokens as an exact fraction."""
+
+
+def token_targets(config: Config) -> list[Fraction]:
+    """The numbers of tokens that the durations of this configuration name."""
+    return sorted({one.value for one in _durations(config) if one.unit == "tokens" and one.value > 0})
+
+
+def _durations(config: Config) -> Iterator[Duration]:
+    named: list[tuple[str, Any]] = [
+        ("training.duration", config.training.duration),
+        ("training.validate_every", config.training.validate_every),
+        ("training.log_every", config.training.log_every),
+        ("schedule.warmup", config.schedule.warmup),
+    ]
+    decay = config.schedule.decay
+    if isinstance(decay, StepDecay):
+        named += [(f"schedule.decay.at[{index}]", value) for index, value in enumerate(decay.at)]
+    if isinstance(decay, WsdDecay):
+        named.append(("schedule.decay.decay", decay.decay))
+    for key, value in named:
+        if value is not None:
+            yield Duration.parse(value, key)
+
+
+def torch_is_installed() -> bool:
+    """Whether this Python has torch, found without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def ask(config_yaml: str, pythonpath: Sequence[str]) -> Facts:
+    """The facts of the configuration in `config_yaml` (the text of config.yaml), from a process that imports torch.
+
+    Raises:
+        LauncherError: what that process refused, in its own words.
+    """
+    if not torch_is_installed():
+        return Facts()
+    with tempfile.TemporaryDirectory(prefix="launcher-facts-") as folder:
+        config, answer = Path(folder, "config.yaml"), Path(folder, "answer.json")
+        config.write_text(config_yaml, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.train.probe", str(config), str(answer)],
+            env=rank_environment(pythonpath),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if not answer.is_file():
+            raise LauncherError(
+                f"asking the model and the data ended with {done.returncode} and no answer:\n{done.stdout[-4000:]}"
+            )
+        said = json.loads(answer.read_text(encoding="utf-8"))
+    if "refused" in said:
+        error = LauncherError(said["refused"])
+        error.exit_code = Exit.REFUSED
+        raise error
+    return Facts(**said["facts"])
+
+
+def rank_environment(pythonpath: Sequence[str]) -> dict[str, str]:
+    """This environment, with the user's folders and this package importable."""
+    package = str(Path(__file__).resolve().parents[2])
+    rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    folders = list(dict.fromkeys([*pythonpath, *rest, package]))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def check_against(planned: Facts, seen: Facts) -> None:
+    """That the data and the model are still what the plan was made for. Unplanned facts (None) are taken as seen.
+
+    Raises:
+        ConfigError: one of them differs.
+    """
+    for one in fields(Facts):
+        if one.name == "cuda_devices":
+            continue
+        before, now = getattr(planned, one.name), getattr(seen, one.name)
+        if before not in (None, [], {}) and before != now:
+            raise ConfigError(one.name, now, f"the plan was made for {before}: the data or the model has changed since")
+
+
+def to_dict(facts: Facts) -> dict[str, Any]:
+    return asdict(facts)

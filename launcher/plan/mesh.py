@@ -1,0 +1,113 @@
+"""How many ranks there are and how they are arranged."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.schema import ClusterConfig, Device, MeshConfig, StrategyName
+from launcher.errors import ConfigError
+from launcher.plan.batch import parse_count
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run: where they are and what they compute on."""
+
+    nodes: int
+    ranks_per_node: int
+    device: Device
+    """cpu or cuda, no longer auto."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """world_size: ranks on all nodes."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The degrees: world_size = dp_replicate x dp_shard x pp."""
+
+    dp_replicate: int
+    dp_shard: int
+    pp: int = 1
+
+    @property
+    def data_parallel_degree(self) -> int:
+        """Ranks that see different samples; pipeline stages share theirs and don't count."""
+        return self.dp_replicate * self.dp_shard
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def visible_gpus() -> int:
+    """GPUs of this node without asking torch: what the NVIDIA driver lists, narrowed by CUDA_VISIBLE_DEVICES."""
+    driver = Path("/proc/driver/nvidia/gpus")
+    found = len(list(driver.iterdir())) if driver.is_dir() else 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    return min(found, len([one for one in chosen.split(",") if one.strip() not in ("", "-1")]))
+
+
+def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: int | None) -> World:
+    """The ranks on this node. `cuda_devices`: what torch sees; None: torch was not asked.
+
+    Raises:
+        ConfigError: more CUDA ranks than GPUs, no GPU where one is asked for, `single` with several ranks.
+    """
+    gpus = visible_gpus() if cuda_devices is None else cuda_devices
+    device = cluster.device
+    if device is Device.auto:
+        device = Device.cuda if gpus else Device.cpu
+    if device is Device.cuda and not gpus:
+        raise ConfigError("cluster.device", "cuda", "there is no GPU here that torch can use", hint="cluster.device=cpu")
+    cores = available_cores()
+    count = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
+    if count == "auto":
+        count = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
+    if strategy is StrategyName.single and count > 1:
+        raise ConfigError("strategy", "single", f"runs on one rank, not on {count}", hint="strategy=ddp")
+    notes: list[str] = []
+    if device is Device.cuda and count > gpus:
+        raise ConfigError("cluster.ranks_per_node", count, f"there are {gpus} GPUs, and a rank needs one of its own")
+    if device is Device.cpu and count > cores:
+        notes.append(f"{count} ranks share {cores} cores: right, but slower than {cores} ranks")
+    return World(1, count, device, tuple(notes))
+
+
+def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: int = 1) -> Mesh:
+    """The degrees for this world; -1 is the rest.
+
+    Raises:
+        ConfigError: degrees that don't multiply to world_size, or that the strategy can't have.
+    """
+    given = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
+    for name, degree in given.items():
+        if degree != -1 and degree < 1:
+            raise ConfigError(f"mesh.{name}", degree, "must be at least 1, or -1 for the rest of the world")
+    if world_size % pp:
+        raise ConfigError("mesh.pp", pp, f"doesn't divide the world of {world_size} ranks")
+    if strategy in (StrategyName.single, StrategyName.ddp) and mesh.dp_shard != 1:
+        raise ConfigError("mesh.dp_shard", mesh.dp_shard, f"strategy={strategy.value} keeps whole copies: must be 1")
+    unknown = [name for name, degree in given.items() if degree == -1]
+    if len(unknown) == 2:
+        raise ConfigError("mesh.dp_replicate", -1, "only one of mesh.dp_replicate and mesh.dp_shard may be -1")
+    data_parallel = world_size // pp
+    known = 1
+    for degree in given.values():
+        known *= degree if degree != -1 else 1
+    if unknown:
+        if data_parallel % known:
+            name = next(name for name in given if name not in unknown)
+            raise ConfigError(f"mesh.{name}", known, f"doesn't divide the {data_parallel} data-parallel ranks")
+        given[unknown[0]] = data_parallel // known
+    solved = Mesh(given["dp_replicate"], given["dp_shard"], pp)
+    if solved.data_parallel_degree != data_parallel:
+        problem = f"dp_replicate {solved.dp_replicate} x dp_shard {solved.dp_shard} x pp {pp} is not the world of {world_size}"
+        raise ConfigError("mesh.dp_replicate", mesh.dp_replicate, problem, hint="mesh.dp_replicate=-1 takes the rest")
+    return solved

@@ -1,0 +1,233 @@
+"""From a configuration to a plan: everything that can be known without a step, worked out once."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
+from typing import Any
+
+from launcher.config.schema import Config, ScalingConfig, StrategyName
+from launcher.errors import ConfigError
+from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.facts import Facts
+from launcher.plan.mesh import World, solve_mesh, solve_world
+from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The contents of plan.json. None: not known before the ranks see the model and the data."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel_degree: int
+    mesh: dict[str, int]
+    world_size: int
+    nodes: int
+    ranks_per_node: int
+    device: str
+    strategy: str
+    seed: int
+    samples_per_epoch: int | None
+    """Samples used in an epoch: all, or without what drop_last leaves out."""
+    updates_per_epoch: int | None
+    num_updates: int | None
+    warmup_updates: int | None
+    validate_every_updates: int | None
+    """None: only at the end."""
+    log_every_updates: int | None
+    base_lr: float
+    lr: float
+    lr_table: list[list[float]] | None
+    scaling_rule: str
+    weight_decay: float | None
+    param_groups: list[dict[str, Any]]
+    stages: list[list[int]] | None
+    memory: dict[str, Any] | None
+    reductions_per_window: int
+    facts: dict[str, Any]
+    arithmetic: list[str]
+    """Each line of the batch and rate arithmetic, with its numbers."""
+    notes: list[str]
+    cwd: str = ""
+    """Where the command was given: relative paths resolve against it."""
+    pythonpath: list[str] = field(default_factory=list)
+    launch: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan in the text of a plan.json. Fields that this version doesn't know are left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
+
+    @property
+    def batch(self) -> BatchPlan:
+        return BatchPlan(
+            self.global_batch_size,
+            self.micro_batch_size,
+            self.gradient_accumulation_steps,
+            self.data_parallel_degree,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left that only the model or the data can say."""
+        return self.num_updates is not None and self.samples_per_epoch is not None
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """What is measured in updates; None where it takes data that wasn't seen."""
+
+    num_updates: int | None
+    rate: LearningRate | None
+    validate_every: int | None
+    log_every: int | None
+
+
+def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Plan:
+    """The plan of one run. `world`: the ranks, where they are known already (on a rank); None: worked out.
+
+    Raises:
+        ConfigError: what can't work, with the key, the value and what would.
+    """
+    world = world or solve_world(config.cluster, config.strategy.name, facts.cuda_devices)
+    mesh = solve_mesh(config.mesh, world.size, config.strategy.name)
+    given = config.batch
+    batch = BatchPlan.solve(
+        given.global_batch_size,
+        given.micro_batch_size,
+        given.gradient_accumulation_steps,
+        mesh.data_parallel_degree,
+    )
+    windows = windows_of(config, facts, batch)
+    optimizer = config.optimizer
+    decay = optimizer.get("weight_decay")
+    scaled = scale(
+        config.scaling.rule,
+        float(optimizer["lr"]),
+        batch.global_batch_size,
+        config.scaling.base_batch_size,
+        decay,
+        config.scaling.weight_decay,
+    )
+    _check_training(config)
+    timing = _timing(config, facts, windows, peak=scaled.lr)
+    notes = [*world.notes, *filter(None, [batch.advice()]), *_rule_notes(config.scaling, optimizer)]
+    notes += timing.rate.notes() if timing.rate else []
+    return Plan(
+        **asdict(batch),
+        mesh=asdict(mesh),
+        world_size=world.size,
+        nodes=world.nodes,
+        ranks_per_node=world.ranks_per_node,
+        device=world.device.value,
+        strategy=config.strategy.name.value,
+        seed=config.run.seed,
+        samples_per_epoch=windows.samples_used_per_epoch if windows else None,
+        updates_per_epoch=windows.updates_per_epoch if windows else None,
+        num_updates=timing.num_updates,
+        warmup_updates=timing.rate.warmup_updates if timing.rate else None,
+        validate_every_updates=timing.validate_every,
+        log_every_updates=timing.log_every,
+        base_lr=float(optimizer["lr"]),
+        lr=scaled.lr,
+        lr_table=timing.rate.table() if timing.rate else None,
+        scaling_rule=config.scaling.rule.value,
+        weight_decay=scaled.weight_decay,
+        param_groups=param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters),
+        stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
+        memory=None,
+        reductions_per_window=0 if config.strategy.name is StrategyName.single or world.size == 1 else 1,
+        facts=asdict(facts),
+        arithmetic=[*batch.lines(), scaled.line],
+        notes=notes,
+    )
+
+
+def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:
+    """Which window lies where; None while the length of the training set isn't known."""
+    if facts.samples is None:
+        return None
+    return WindowTable(facts.samples, batch.global_batch_size, config.data.drop_last)
+
+
+def learning_rate(config: Config, plan: Plan, facts: Facts) -> LearningRate:
+    """The rate as a function of the updates applied, for a plan whose num_updates is known."""
+    assert plan.num_updates is not None
+    clock = _clock(facts, windows_of(config, facts, plan.batch), plan.num_updates)
+    return build_learning_rate(
+        config.schedule, clock, peak=plan.lr, base_lr=plan.base_lr, num_updates=plan.num_updates
+    )
+
+
+def _clock(facts: Facts, windows: WindowTable | None, num_updates: int | None) -> Clock:
+    at_tokens = {Fraction(tokens): updates for tokens, updates in facts.updates_at_tokens.items()}
+    return Clock(windows, num_updates, at_tokens)
+
+
+def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: float) -> _Timing:
+    training = config.training
+    duration = Duration.parse(training.duration, "training.duration")
+    try:
+        num_updates = _clock(facts, windows, None).updates(duration, "training.duration")
+        if num_updates < 1:
+            raise ConfigError("training.duration", training.duration, "must be at least one update")
+        clock = _clock(facts, windows, num_updates)
+        every = {
+            name: None if value is None else clock.updates(Duration.parse(value, f"training.{name}"), f"training.{name}")
+            for name, value in (("validate_every", training.validate_every), ("log_every", training.log_every))
+        }
+        rate = build_learning_rate(
+            config.schedule, clock, peak=peak, base_lr=float(config.optimizer["lr"]), num_updates=num_updates
+        )
+    except NeedsData:
+        if facts.samples is not None:
+            raise
+        return _Timing(None, None, None, None)
+    validate = every["validate_every"]
+    return _Timing(num_updates, rate, None if validate is None else max(1, validate), max(1, every["log_every"] or 1))
+
+
+def _check_training(config: Config) -> None:
+    norm = config.training.max_grad_norm
+    if norm is not None and not 0 < norm < float("inf"):
+        raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
+    if config.training.max_skipped_in_a_row < 1:
+        given = config.training.max_skipped_in_a_row
+        raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1; training.on_nonfinite=stop stops at the first")
+    if not -(2**63) <= config.run.seed < 2**63 or config.run.seed < 0:
+        raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
+    if config.logging.progress not in (True, False):
+        raise ConfigError("logging.progress", config.logging.progress, "must be true or false")
+
+
+def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
+    target = str(optimizer.get("_target_", "")).rpartition(".")[2].lower()
+    if scaling.rule.value == "linear" and "adam" in target:
+        return ["scaling.rule=linear was found for SGD; for the Adam family sqrt follows from theory (Malladi et al. 2022)"]
+    if scaling.rule.value == "sqrt" and target == "sgd":
+        return ["scaling.rule=sqrt suits the Adam family; for SGD linear is the usual rule (Goyal et al. 2017)"]
+    return []
+
+
+def param_groups(config: Config, lr: float, weight_decay: float | None, counts: list[int]) -> list[dict[str, Any]]:
+    """The optimizer's groups in the order of optimizer.groups, then the rest: what each matches, its rate at the peak,
+    its weight decay, and its number of elements (None: not known yet)."""
+    factor = 1.0 if not config.optimizer.get("weight_decay") else (weight_decay or 0.0) / config.optimizer["weight_decay"]
+    groups = []
+    for index, group in enumerate([*config.optimizer["groups"], {"match": None, "lr_scale": 1.0, "weight_decay": None}]):
+        own = group["weight_decay"]
+        groups.append(
+            {
+                "match": group["match"],
+                "lr_scale": group["lr_scale"],
+                "lr": lr * group["lr_scale"],
+                "weight_decay": weight_decay if own is None else own * factor,
+                "parameters": counts[index] if index < len(counts) else None,
+            }
+        )
+    return groups

@@ -1,0 +1,88 @@
+"""The plan as people read it."""
+
+import shlex
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from launcher.plan.plan import Plan
+
+
+def render_plan(plan: Plan, where: str) -> RenderableType:
+    """The plan as a table, each line of the arithmetic, the learning rate, and what to know."""
+    table = Table(title="Plan", show_header=False, title_justify="left", title_style="bold")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(plan, where):
+        table.add_row(name, escape(value))
+    parts: list[RenderableType] = [table, "[bold]Arithmetic[/bold]", *[f"  {escape(line)}" for line in plan.arithmetic]]
+    if plan.lr_table:
+        parts += ["[bold]Learning rate[/bold]", *[f"  {escape(line)}" for line in _rate_lines(plan)]]
+    parts += [f"[yellow]note[/yellow] {escape(note)}" for note in plan.notes]
+    return Group(*parts)
+
+
+def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
+    mesh = " x ".join(f"{name} {degree}" for name, degree in plan.mesh.items())
+    facts: dict[str, Any] = plan.facts
+    rows = [
+        ("global batch size", f"{plan.global_batch_size} samples an update"),
+        (
+            "as",
+            f"micro-batches of {plan.micro_batch_size} x {plan.gradient_accumulation_steps} steps x "
+            f"{plan.data_parallel_degree} data-parallel ranks",
+        ),
+        ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy} ({mesh})"),
+        ("updates", _updates(plan)),
+        ("learning rate", _rate(plan)),
+        ("weight decay", "none" if plan.weight_decay is None else f"{plan.weight_decay:g}"),
+    ]
+    for group in plan.param_groups:
+        if group["parameters"] != 0:
+            rows.append((f"  {group['match'] or 'all the rest'}", _group(group)))
+    if facts.get("parameters") is not None:
+        layers = "" if facts["num_layers"] is None else f" in {facts['num_layers']} layers"
+        rows.append(("model", f"{facts['parameters']:,} parameters{layers}, {facts['trainable_parameters']:,} trainable"))
+    rows.append(("reductions a window", str(plan.reductions_per_window)))
+    rows.append(("folder", where))
+    rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
+    return rows
+
+
+def _group(group: dict[str, Any]) -> str:
+    count = "" if group["parameters"] is None else f"{group['parameters']:,} parameters, "
+    decay = "" if group["weight_decay"] is None else f", weight decay {group['weight_decay']:g}"
+    return f"{count}learning rate {group['lr']:g}{decay}"
+
+
+def _updates(plan: Plan) -> str:
+    if plan.num_updates is None:
+        return "known once the ranks see the data"
+    if plan.updates_per_epoch is None:
+        return f"{plan.num_updates}"
+    epochs = plan.num_updates / plan.updates_per_epoch
+    return (
+        f"{plan.num_updates} = {epochs:.4g} epochs of {plan.updates_per_epoch} updates, "
+        f"{plan.samples_per_epoch:,} samples each"
+    )
+
+
+def _rate(plan: Plan) -> str:
+    warmup = "" if not plan.warmup_updates else f", reached after {plan.warmup_updates} updates of warmup"
+    scaled = "" if plan.scaling_rule == "none" else f" ({plan.scaling_rule} from {plan.base_lr:g})"
+    return f"{plan.lr:g}{scaled}{warmup}"
+
+
+def _rate_lines(plan: Plan, most: int = 12) -> list[str]:
+    table = plan.lr_table or []
+    if len(table) > most:
+        chosen = sorted({round(i * (len(table) - 1) / (most - 1)) for i in range(most)} | {max(0, (plan.warmup_updates or 0) - 1)})
+        table = [table[i] for i in chosen if i < len(table)]
+    return [f"after {int(applied):>6} updates: {rate:.6g}" for applied, rate in table]
+
+
+def print_plan(plan: Plan, where: str, console: Console) -> None:
+    """Prints the plan on `console`."""
+    console.print(render_plan(plan, where))

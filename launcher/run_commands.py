@@ -1,0 +1,40 @@
+"""The commands on a folder that is there: status, export."""
+
+import os
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from launcher.errors import LauncherError
+from launcher.observe.status import render_status
+from launcher.run_dir import RunDir
+
+
+def status(folder: str) -> int:
+    """Prints the state of the run in `folder`, or of every run below it."""
+    render_status(Path(folder), Console())
+    return 0
+
+
+def export(folder: str, output: str | None) -> int:
+    """Writes the trained model of a run to `output`, whole or not at all, and prints where it is.
+
+    Raises:
+        LauncherError: no run there, no model yet, or the file can't be written.
+    """
+    run = RunDir.existing(folder)
+    if not run.model.is_file():
+        state = run.read_status()["state"]
+        raise LauncherError(f"{folder}: no model there yet; it is written when the run finishes (its state: {state})")
+    target = run.model if output is None else Path(output)
+    if target.resolve() != run.model:
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            shutil.copyfile(run.model, temporary)
+            os.replace(temporary, target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise LauncherError(f"{target}: can't be written: {error.strerror}") from error
+    print(target)
+    return 0

@@ -1,0 +1,165 @@
+"""The files of a run, where the submitting half and the ranks meet: names, atomic writes, status."""
+
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LauncherError
+
+
+class State(Enum):
+    """Where a run stands; the values of ``state`` in status.json."""
+
+    planned = "planned"
+    submitted = "submitted"
+    running = "running"
+    stopping = "stopping"
+    stopped = "stopped"
+    finished = "finished"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes `text` to `path` whole or not at all: beside it, flushed to the disk, then renamed over it."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def umask() -> int:
+    """The permissions that this process leaves out of new files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def to_json(value: object) -> str:
+    """JSON with an indent; non-finite numbers become null, since JSON has none and a reader must not choke."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def json_line(value: object) -> str:
+    """One line of JSON; non-finite numbers become null."""
+    return json.dumps(_finite(value), ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run. Made by the submitting side alone; ranks only write into it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def loss_png(self) -> Path:
+        return self.path / "loss.png"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank_{rank}.log"
+
+    @classmethod
+    def existing(cls, path: str | Path) -> "RunDir":
+        """The run in `path`. Raises LauncherError where there is none."""
+        run = cls(Path(path).resolve())
+        if not run.plan.is_file():
+            raise LauncherError(f"{path}: no run here (a run's folder holds plan.json and config.yaml)")
+        return run
+
+    def create(self, config_yaml: str, plan_json: str) -> None:
+        """Fills a new folder with the two files that ranks read. Refuses a folder that already holds a run."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            # exclusive creation decides which of several starts owns the folder
+            with open(self.config, "x", encoding="utf-8") as file:
+                file.write(config_yaml)
+            write_atomic(self.plan, plan_json)
+            self.write_status(state=State.planned)
+        except FileExistsError:
+            raise LauncherError(
+                f"{self.path}: this folder already holds a run; give hydra.run.dir another folder, or leave it out"
+            ) from None
+        except OSError as error:
+            raise LauncherError(f"{self.path}: the run's folder can't be written: {error.strerror}") from error
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """The object in a JSON file of this run; raises LauncherError where it is no whole JSON object."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise LauncherError(f"{path}: can't be read: {error}") from error
+        if not isinstance(value, dict):
+            raise LauncherError(f"{path}: not a JSON object")
+        return value
+
+    def read_status(self) -> dict[str, Any]:
+        return self.read_json(self.status)
+
+    def write_status(self, *, state: State, **fields: Any) -> None:
+        """Updates status.json: keeps what stands there, sets `state`, the heartbeat (Unix seconds) and `fields`."""
+        old: dict[str, Any] = {
+            "state": state.value,
+            "exit_code": None,
+            "update": 0,
+            "applied": 0,
+            "attempt": 0,
+            "host": socket.gethostname(),
+            "pids": {},
+            "heartbeat": None,
+            "error": None,
+        }
+        if self.status.exists():
+            old |= self.read_status()
+        write_atomic(self.status, to_json(old | {"state": state.value, "heartbeat": time.time()} | fields))

@@ -1,0 +1,52 @@
+"""What every place where ranks start has in common: rendering is pure, submitting acts."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from launcher.plan.facts import rank_environment
+from launcher.plan.mesh import available_cores
+from launcher.plan.plan import Plan
+from launcher.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What starts the ranks, for plan.json and for people to read."""
+
+    argv: list[list[str]]
+    """The command of each node."""
+    environment: dict[str, str]
+    """What is set beside the environment that the command is given in."""
+    script: str | None = None
+    """A batch script that was rendered, where there is one."""
+    docker: list[list[str]] | None = None
+
+
+class Backend(Protocol):
+    """A place where ranks start."""
+
+    def render(self, run: RunDir, plan: Plan) -> Launch:
+        """The commands, without doing anything."""
+        ...
+
+    def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
+        """Starts the ranks and, where the user waits, follows them to their end. Returns the exit code."""
+        ...
+
+
+def node_argv(run_dir: Path) -> list[str]:
+    """The command that runs one node's ranks."""
+    return [sys.executable, "-m", "launcher.train.agent", str(run_dir)]
+
+
+def node_environment(plan: Plan) -> dict[str, str]:
+    """What a node's ranks need in their environment: this package importable, and cores shared out among them."""
+    environment = {"PYTHONPATH": rank_environment(plan.pythonpath)["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
+    if "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = str(max(1, available_cores() // plan.ranks_per_node))
+    return environment

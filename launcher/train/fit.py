@@ -1,0 +1,175 @@
+"""The loop: window, runner, step, observe."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from launcher.errors import NonFiniteError
+from launcher.observe.metrics import MetricsFile, memory_peak_bytes
+from launcher.plan.schedule import LearningRate
+from launcher.run_dir import RunDir, State
+from launcher.train.evaluate import Validation
+from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.sharding.base import Sharding, StepResult
+from launcher.train.window import Place, Window, Windows
+
+STATUS_EVERY = 1.0
+"""Seconds between two writes of status.json."""
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    update: int = 0
+    applied: int = 0
+    skipped_in_a_row: int = 0
+    train_loss: float = math.nan
+    validation: Validation | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the loop does when."""
+
+    num_updates: int
+    max_grad_norm: float | None
+    validate_every: int | None
+    log_every: int
+    max_skipped_in_a_row: int
+    """1: the first update with non-finite values ends the run."""
+
+
+@dataclass
+class Fit:
+    """One training on one rank."""
+
+    windows: Windows
+    runner: SequentialRunner
+    sharding: Sharding
+    rate: LearningRate
+    policy: Policy
+    place: Place
+    validate: Callable[[], Validation] | None
+    reporter: "Reporter"
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self) -> Progress:
+        """Trains to the last update.
+
+        Raises:
+            NonFiniteError: more updates in a row than allowed had non-finite values.
+        """
+        self.sharding.prepare()
+        progress = self.progress
+        while progress.update < self.policy.num_updates:
+            started = time.perf_counter()
+            window = self.windows.get(progress.update + 1)
+            lr = self.rate(progress.applied)
+            loss, step = self._update(window, lr)
+            progress.update += 1
+            progress.applied += step.applied
+            progress.train_loss = loss
+            self.reporter.update(window, loss, lr, step, progress, time.perf_counter() - started)
+            self._check_numbers(window, loss, step)
+            if self.validate is not None and self._validation_is_due():
+                progress.validation = self.validate()
+                self.reporter.validation(progress)
+        self.reporter.flush()
+        return progress
+
+    def _update(self, window: Window, lr: float) -> tuple[float, StepResult]:
+        """The window's mean loss over all ranks and what its step did."""
+        if window.weight == 0:
+            return math.nan, StepResult(math.nan, applied=False)
+        loss_sum = self.runner.run(window)
+        loss = self.place.sum([float(loss_sum)])[0] / window.weight
+        return loss, self.sharding.step(lr, self.policy.max_grad_norm, finite=math.isfinite(loss))
+
+    def _validation_is_due(self) -> bool:
+        update, every = self.progress.update, self.policy.validate_every
+        return update == self.policy.num_updates or (every is not None and update % every == 0)
+
+    def _check_numbers(self, window: Window, loss: float, step: StepResult) -> None:
+        if step.applied:
+            self.progress.skipped_in_a_row = 0
+            return
+        if window.weight == 0:
+            self.reporter.say(f"update {window.update}: skipped, its weight is 0 (every label is masked)")
+            return
+        self.progress.skipped_in_a_row += 1
+        what = f"loss {loss:g}, gradient norm {step.grad_norm:g}"
+        self.reporter.say(f"update {window.update}: skipped, not finite ({what}); samples {window.indices.tolist()}")
+        if self.progress.skipped_in_a_row >= self.policy.max_skipped_in_a_row:
+            self.reporter.flush()
+            raise NonFiniteError(
+                f"update {window.update}: {self.progress.skipped_in_a_row} updates in a row were not finite ({what}); "
+                f"the last of these windows holds the samples {window.indices.tolist()}"
+            )
+
+
+class Reporter:
+    """What a rank says of its training: rank 0 writes the run's files, every rank its own log."""
+
+    def __init__(self, run: RunDir | None, plan_updates: int, place: Place, *, log_every: int, attempt: int) -> None:
+        self._run = run
+        self._num_updates = plan_updates
+        self._place = place
+        self._log_every = log_every
+        self._metrics = MetricsFile(run.metrics, attempt=attempt) if run is not None else None
+        self._status_written = 0.0
+
+    def say(self, text: str) -> None:
+        """A line in this rank's log."""
+        print(text, flush=True)
+
+    def update(
+        self, window: Window, loss: float, lr: float, step: StepResult, progress: Progress, seconds: float
+    ) -> None:
+        """The line of an update."""
+        if self._metrics is None:
+            return
+        self._metrics.train(
+            update=window.update,
+            applied=progress.applied,
+            epoch=window.epoch,
+            samples=window.samples,
+            tokens=window.tokens,
+            weight=window.weight,
+            loss=loss,
+            lr=lr,
+            grad_norm=step.grad_norm,
+            skipped=int(not step.applied),
+            loss_scale=None,
+            micro_batches=len(window.micro_batches),
+            seconds=seconds,
+            samples_per_s=window.samples / seconds,
+            tokens_per_s=None if window.tokens is None else window.tokens / seconds,
+            memory_peak_bytes=memory_peak_bytes(self._place.device),
+        )
+        if window.update % self._log_every == 0 or window.update == self._num_updates:
+            self.flush()
+            self.say(f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s")
+        if time.monotonic() - self._status_written > STATUS_EVERY:
+            self.status(progress)
+
+    def validation(self, progress: Progress) -> None:
+        """The line of a validation."""
+        if self._metrics is None or progress.validation is None:
+            return
+        self._metrics.validation(
+            update=progress.update, loss=progress.validation.loss, metrics=progress.validation.metrics
+        )
+        self.flush()
+        self.say(f"update {progress.update}: validation loss {progress.validation.loss:.6g}")
+
+    def status(self, progress: Progress) -> None:
+        """How far the run is, and that it lives."""
+        if self._run is not None:
+            self._run.write_status(state=State.running, update=progress.update, applied=progress.applied)
+            self._status_written = time.monotonic()
+
+    def flush(self) -> None:
+        if self._metrics is not None:
+            self._metrics.flush()

@@ -1,0 +1,69 @@
+"""The optimizer and its parameter groups."""
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.train.build import build, locate
+
+_RESERVED = ("lr", "groups", "elementwise")
+
+
+def group_parameters(
+    named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[dict[str, Any]]
+) -> list[list[nn.Parameter]]:
+    """The trainable parameters by group: those of the first entry of `groups` that matches, the rest last.
+
+    Raises:
+        ConfigError: a group's regular expression matches no parameter.
+        LauncherError: nothing is trainable.
+    """
+    split: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
+    for name, parameter in named:
+        if parameter.requires_grad:
+            index = next((i for i, group in enumerate(groups) if _matches(group["match"], name, parameter)), len(groups))
+            split[index].append(parameter)
+    if not any(split):
+        raise LauncherError("model: no parameter is trainable (requires_grad is false for all of them)")
+    for index, group in enumerate(groups):
+        if not split[index] and group["match"] != "norms_and_biases":
+            raise ConfigError(f"optimizer.groups[{index}].match", group["match"], "matches no trainable parameter")
+    return split
+
+
+def _matches(match: str, name: str, parameter: nn.Parameter) -> bool:
+    if match == "norms_and_biases":
+        return parameter.ndim <= 1
+    return re.search(match, name) is not None
+
+
+def build_optimizer(
+    model: nn.Module, config: dict[str, Any], planned_groups: Sequence[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """The optimizer of `config` over the model's trainable parameters, in the plan's groups.
+
+    Each of its param_groups carries `lr_scale`; the learning rate is set before every update.
+    """
+    target = locate(config["_target_"], "optimizer._target_")
+    takes_decay = "weight_decay" in inspect.signature(target).parameters
+    split = group_parameters(model.named_parameters(), config["groups"])
+    groups = []
+    for parameters, planned in zip(split, planned_groups, strict=True):
+        group: dict[str, Any] = {"params": parameters, "lr": planned["lr"], "lr_scale": planned["lr_scale"]}
+        if planned["weight_decay"] is not None:
+            if not takes_decay:
+                problem = f"{config['_target_']} takes no weight_decay"
+                raise ConfigError("optimizer.weight_decay", planned["weight_decay"], problem)
+            group["weight_decay"] = planned["weight_decay"]
+        if parameters:
+            groups.append(group)
+    spec = {name: value for name, value in config.items() if name not in _RESERVED}
+    made = build(spec, "optimizer", params=groups, lr=planned_groups[-1]["lr"])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError("optimizer._target_", config["_target_"], "must make a torch.optim.Optimizer")
+    return made

@@ -1,0 +1,154 @@
+"""Model, task, data and the facts about them, from the configuration."""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from launcher.config.schema import Config
+from launcher.errors import ConfigError, DataError, LauncherError
+from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.facts import Facts, token_targets
+from launcher.train.build import build
+from launcher.train.optim import group_parameters
+from launcher.train.randomness import epoch_order, seed_model
+
+_TASK_METHODS = ("collate", "inputs", "weight", "loss")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is trained, with what and on what."""
+
+    model: nn.Module
+    task: Any
+    train: Any
+    validation: Any | None
+
+
+def build_data(config: Config) -> tuple[Any, Any | None]:
+    """The training set and the validation set (or None).
+
+    Raises:
+        LauncherError: a set can't be made, is empty or has no length.
+    """
+    sets = []
+    for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        if spec is None:
+            sets.append(None)
+            continue
+        made = build(spec, key)
+        if not isinstance(made, Sized) or not hasattr(made, "__getitem__"):
+            raise ConfigError(f"{key}._target_", spec["_target_"], "must have __len__ and __getitem__ (a map-style set)")
+        if len(made) == 0:
+            raise DataError(f"{key}: the data set is empty ({spec['_target_']})")
+        sets.append(made)
+    return sets[0], sets[1]
+
+
+def build_task(config: Config) -> Any:
+    """The task. Raises ConfigError where it lacks one of the methods of a task."""
+    task = build(config.task, "task")
+    lacking = [name for name in _TASK_METHODS if not callable(getattr(task, name, None))]
+    if lacking:
+        raise ConfigError("task._target_", config.task["_target_"], f"lacks the method {', '.join(lacking)}")
+    return task
+
+
+def build_model(config: Config, *, device: str = "cpu") -> nn.Module:
+    """The model with its initial weights, which depend on run.seed alone, or those of model_weights.
+
+    Raises:
+        LauncherError: it is no nn.Module, or the weights don't fit it.
+    """
+    seed_model(config.run.seed)
+    with torch.device(device):
+        model = build(config.model, "model")
+    if not isinstance(model, nn.Module):
+        raise ConfigError("model._target_", config.model["_target_"], "must make a torch.nn.Module")
+    if config.model_weights is not None and device != "meta":
+        load_weights(model, config.model_weights)
+    return model
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Copies the weights of a safetensors file into `model`. Raises ConfigError where keys or shapes differ."""
+    try:
+        state = load_file(path)
+    except Exception as error:
+        raise ConfigError("model_weights", path, f"can't be read as a safetensors file: {error}") from error
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ConfigError("model_weights", path, f"doesn't fit the model: {error}") from error
+
+
+def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
+    """What the plan needs to know of the model and the data. `degree` matters where global_batch_size is null."""
+    parameters = {id(one): one for one in parts.model.parameters()}.values()
+    groups = group_parameters(parts.model.named_parameters(), config.optimizer["groups"])
+    layers = getattr(parts.model, "layers", None)
+    return Facts(
+        samples=len(parts.train),
+        validation_samples=None if parts.validation is None else len(parts.validation),
+        parameters=sum(one.numel() for one in parameters),
+        trainable_parameters=sum(one.numel() for one in parameters if one.requires_grad),
+        group_parameters=[sum(one.numel() for one in group) for group in groups],
+        num_layers=len(layers) if isinstance(layers, nn.ModuleList) and len(layers) else None,
+        cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        updates_at_tokens=_updates_at_tokens(config, parts, degree),
+    )
+
+
+def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, int]:
+    targets = token_targets(config)
+    if not targets:
+        return {}
+    lengths = sample_lengths(parts.task, parts.train)
+    given = config.batch
+    batch = BatchPlan.solve(
+        given.global_batch_size, given.micro_batch_size, given.gradient_accumulation_steps, degree
+    )
+    windows = WindowTable(len(parts.train), batch.global_batch_size, config.data.drop_last)
+    return count_updates(lengths, windows, targets, seed=config.run.seed, shuffle=config.data.shuffle)
+
+
+def sample_lengths(task: Any, data: Any) -> np.ndarray:
+    """The length of every sample in tokens, int64 [samples], as the task counts them.
+
+    Raises:
+        ConfigError: the task can't tell lengths.
+    """
+    if not callable(getattr(task, "length", None)):
+        raise ConfigError("training.duration", "tokens", "the task has no length(sample), so tokens can't be counted")
+    return np.fromiter((task.length(data[index]) for index in range(len(data))), dtype=np.int64, count=len(data))
+
+
+def count_updates(
+    lengths: np.ndarray, windows: WindowTable, targets: Sequence[Fraction], *, seed: int, shuffle: bool
+) -> dict[str, int]:
+    """For each number of tokens the first window after which so many have been read, exactly, in the run's own order."""
+    if lengths.sum() <= 0:
+        raise DataError("data.train: no sample has any tokens")
+    found: dict[str, int] = {}
+    tokens, epoch = 0, 0
+    for target in sorted(targets):
+        while str(target) not in found:
+            order = epoch_order(seed, epoch, windows.samples_per_epoch, shuffle=shuffle)
+            first = epoch * windows.updates_per_epoch + 1
+            bounds = [windows.window(first + i) for i in range(windows.updates_per_epoch)]
+            ends = tokens + np.cumsum([lengths[order[one.start : one.stop]].sum() for one in bounds])
+            index = int(np.searchsorted(ends, float(target)))
+            if index < len(ends):
+                found[str(target)] = first + index
+            else:
+                tokens, epoch = int(ends[-1]), epoch + 1
+    return found
+
+

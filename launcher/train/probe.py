@@ -1,0 +1,43 @@
+"""A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe CONFIG
+ANSWER``. The model is made on the meta device, so its size doesn't matter."""
+
+import json
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from launcher.config.validate import load
+from launcher.errors import LauncherError
+from launcher.plan.mesh import solve_mesh, solve_world
+from launcher.train.optim import build_optimizer
+from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+
+
+def answer(config_path: Path) -> dict[str, object]:
+    """``{"facts": …}``, or ``{"refused": message}`` where something of the user's can't be made."""
+    import torch
+
+    from launcher.plan.plan import param_groups
+
+    try:
+        config = load(config_path)
+        train, validation = build_data(config)
+        parts = Parts(build_model(config, device="meta"), build_task(config), train, validation)
+        cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        world = solve_world(config.cluster, config.strategy.name, cuda)
+        degree = solve_mesh(config.mesh, world.size, config.strategy.name).data_parallel_degree
+        facts = gather_facts(config, parts, degree)
+        groups = param_groups(config, float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), [])
+        build_optimizer(parts.model, config.optimizer, groups)
+    except LauncherError as error:
+        return {"refused": str(error)}
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {"refused": f"{type(error).__name__}: {error}\n  at {last.filename}:{last.lineno}"}
+    return {"facts": asdict(facts)}
+
+
+if __name__ == "__main__":
+    said = answer(Path(sys.argv[1]))
+    Path(sys.argv[2]).write_text(json.dumps(said), encoding="utf-8")

@@ -1,0 +1,177 @@
+"""One rank of a run, from its two files to its result."""
+
+import hashlib
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher.config.schema import Config, Device, OnNonfinite, StrategyName
+from launcher.config.validate import load
+from launcher.observe.plot import draw_loss
+from launcher.plan.facts import Facts, check_against
+from launcher.plan.mesh import World
+from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
+from launcher.run_dir import RunDir, State, to_json, umask, write_atomic
+from launcher.train.evaluate import baseline_loss, validate
+from launcher.train.fit import Fit, Policy, Progress, Reporter
+from launcher.train.optim import build_optimizer
+from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.sharding.base import Sharding, Single
+from launcher.train.sharding.ddp import DataParallel
+from launcher.train.window import Place, Windows
+
+START_TIMEOUT = timedelta(minutes=30)
+"""How long a collective may take before torch gives up."""
+
+
+def run_rank(run: RunDir, attempt: int) -> None:
+    """Trains this rank's part of the run. Leaves the model and the result in the run's folder (rank 0)."""
+    started = time.monotonic()
+    config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    for folder in reversed(plan.pythonpath):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    os.chdir(plan.cwd)
+    place = join(plan)
+    try:
+        train, validation = build_data(config)
+        parts = Parts(build_model(config), build_task(config), train, validation)
+        plan, facts = complete(config, plan, parts)
+        if place.rank == 0:
+            write_atomic(run.plan, to_json(plan.to_dict()))
+            run.write_status(state=State.running, attempt=attempt)
+        fit = assemble(config, plan, facts, parts, place, run, attempt)
+        progress = fit.run()
+        finish(run, config, parts, place, fit.sharding, progress, started)
+    finally:
+        if dist.is_initialized() and sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+
+
+def join(plan: Plan) -> Place:
+    """Meets the other ranks and says where this one stands."""
+    rank, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if world != plan.world_size:
+        raise RuntimeError(f"the plan is for {plan.world_size} ranks, and {world} were started")
+    device, group = torch.device("cpu"), None
+    if plan.device == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if plan.device == "cuda" else "gloo", timeout=START_TIMEOUT)
+        if plan.device == "cuda":
+            group = dist.new_group(backend="gloo", timeout=START_TIMEOUT)
+    return Place(rank, plan.data_parallel_degree, device, group)
+
+
+def complete(config: Config, plan: Plan, parts: Parts) -> tuple[Plan, Facts]:
+    """The plan with what only model and data could say, after a check that they are what it was made for."""
+    seen = gather_facts(config, parts, plan.data_parallel_degree)
+    check_against(Facts(**plan.facts), seen)
+    world = World(plan.nodes, plan.ranks_per_node, Device(plan.device))
+    solved = make_plan(config, seen, world=world).to_dict()
+    keep = {name: plan.to_dict()[name] for name in ("cwd", "pythonpath", "launch", "notes")}
+    return Plan(**{**solved, **keep}), seen
+
+
+def assemble(
+    config: Config, plan: Plan, facts: Facts, parts: Parts, place: Place, run: RunDir | None, attempt: int = 0
+) -> Fit:
+    """Everything that trains, put together. `run`: where rank 0 writes; None: nowhere."""
+    table = windows_of(config, facts, plan.batch)
+    assert table is not None
+    assert plan.num_updates is not None
+    seed = config.run.seed
+    parts.model.to(place.device)
+    parts.model.train()
+    sharding = make_sharding(config, plan, parts, place)
+    windows = Windows(parts.train, parts.task, plan.batch, table, place, seed=seed, shuffle=config.data.shuffle)
+    training = config.training
+    stops_at_first = training.on_nonfinite is OnNonfinite.stop
+    policy = Policy(
+        plan.num_updates,
+        training.max_grad_norm,
+        plan.validate_every_updates,
+        plan.log_every_updates or 1,
+        1 if stops_at_first else training.max_skipped_in_a_row,
+    )
+    check = None
+    if parts.validation is not None:
+
+        def check() -> Any:
+            return validate(
+                parts.model,
+                parts.task,
+                parts.validation,
+                place,
+                micro_batch_size=plan.micro_batch_size,
+                seed=seed,
+            )
+
+    reporter = Reporter(
+        run if place.rank == 0 else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
+    )
+    runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
+    return Fit(windows, runner, sharding, learning_rate(config, plan, facts), policy, place, check, reporter)
+
+
+def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sharding:
+    """The sharding of the configuration's strategy; with one rank every strategy is that of one process."""
+    optimizer = build_optimizer(parts.model, config.optimizer, plan.param_groups)
+    if config.strategy.name is StrategyName.single or place.degree == 1:
+        return Single(parts.model, parts.task, optimizer)
+    return DataParallel(parts.model, parts.task, optimizer)
+
+
+def weights_sha256(state: dict[str, Tensor]) -> str:
+    """SHA-256 over the names, shapes, types and bytes of a state, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def finish(
+    run: RunDir, config: Config, parts: Parts, place: Place, sharding: Sharding, progress: Progress, started: float
+) -> None:
+    """Writes the final model, the result and the picture of the loss."""
+    state = sharding.full_state()
+    hashes: list[Any] = [weights_sha256(state)]
+    if place.degree > 1:
+        hashes = [None] * place.degree
+        dist.all_gather_object(hashes, weights_sha256(state), group=place.group)
+    baseline = None
+    if parts.validation is not None:
+        baseline = baseline_loss(parts.task, parts.train, parts.validation, place, seed=config.run.seed)
+    if place.rank != 0:
+        return
+    temporary = run.model.with_name(f".{run.model.name}.tmp")
+    save_file(state, temporary, metadata={"format": "pt", "update": str(progress.update)})
+    os.chmod(temporary, 0o666 & ~umask())  # save_file makes it readable by its owner alone
+    os.replace(temporary, run.model)
+    validation = progress.validation
+    result = {
+        "update": progress.update,
+        "applied": progress.applied,
+        "train_loss": progress.train_loss,
+        "validation_loss": validation.loss if validation else None,
+        "validation_metrics": validation.metrics if validation else None,
+        "baseline_loss": baseline,
+        "weights_sha256": hashes,
+        "seconds": time.monotonic() - started,
+    }
+    write_atomic(run.result, to_json(result))
+    draw_loss(run.metrics, run.loss_png, baseline=baseline, title=config.run.name)
+    run.write_status(state=State.running, update=progress.update, applied=progress.applied)
+
+

@@ -1,0 +1,33 @@
+"""Micro-batches one after another."""
+
+import torch
+from torch import Tensor
+
+from launcher.train.randomness import seed_micro_batch
+from launcher.train.sharding.base import Sharding
+from launcher.train.window import Window
+
+
+class SequentialRunner:
+    """Every forward and backward of a window on one rank; gradient accumulation is what it does with several."""
+
+    def __init__(self, sharding: Sharding, *, seed: int, rank: int) -> None:
+        self.sharding, self.seed, self.rank = sharding, seed, rank
+
+    def run(self, window: Window) -> Tensor:
+        """Leaves the window's gradient in the parameters: the sum of its losses over all ranks / its weight.
+
+        Returns:
+            The sum of this rank's losses (scalar, float64, on the device).
+        """
+        scale = self.sharding.loss_factor / window.weight
+        loss_sum: Tensor | None = None
+        last = len(window.micro_batches) - 1
+        for step, micro in enumerate(window.micro_batches):
+            seed_micro_batch(self.seed, window.update, self.rank, step)
+            with self.sharding.micro_batch(last=step == last):
+                scaled, total = self.sharding.forward(micro.batch, micro.num_real, scale)
+                torch.autograd.backward(scaled)
+            loss_sum = total if loss_sum is None else loss_sum + total
+        assert loss_sum is not None
+        return loss_sum

@@ -1,0 +1,49 @@
+"""Every rank holds a copy of the model; gradients are summed once a window."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from launcher.train.sharding.base import Sharding
+
+
+class DataParallel(Sharding):
+    """torch's DistributedDataParallel, told which micro-batch is the last of a window."""
+
+    def __init__(
+        self, model: nn.Module, task: Any, optimizer: torch.optim.Optimizer, *, group: ProcessGroup | None = None
+    ) -> None:
+        super().__init__(model, task, optimizer)
+        # Batch statistics are the launcher's business, so DDP broadcasts no buffers. The bucket is the gradient's
+        # memory: no second copy of it.
+        self.ddp = DistributedDataParallel(
+            self.module, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        self.module = self.ddp
+        self.loss_factor = float(torch.distributed.get_world_size(group))
+
+    def prepare(self) -> None:
+        """Fixes the layout of the buckets before the first window.
+
+        DDP rebuilds its buckets after its first backward in the order in which gradients arrived, and the bits of a sum
+        over three and more ranks depend on them. Two backwards without rows settle it from the order of the parameters
+        alone, so that a run that starts at any window adds in the same order.
+        """
+        for _ in range(2):
+            with self.micro_batch(last=True):
+                scaled, _total = self.forward(None, 0, 1.0)
+                scaled.backward()  # type: ignore[no-untyped-call]
+            self.clear_gradients()
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        if last:
+            yield
+        else:
+            with self.ddp.no_sync():
+                yield

@@ -1,0 +1,89 @@
+"""The entry of a rank: ``python -m launcher.train.worker RUN_DIR``. Reads two files, builds, fits."""
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from launcher.errors import Exit, LauncherError
+from launcher.run_dir import RunDir, write_atomic
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(end: signal.Signals) -> None:
+    """Asks Linux to send this process `end` when its parent ends, also when that was killed."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):  # elsewhere than on Linux there is no prctl
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(end))
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), end)
+
+
+def log_to(path: Path) -> None:
+    """Sends everything that this process and the libraries in it print to `path`, appended."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def error_file(run: RunDir, rank: int, attempt: int) -> Path:
+    """Where a rank leaves word of why it failed."""
+    return run.logs / f"error_{attempt}_{rank}.json"
+
+
+def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code: int) -> None:
+    text = str(error) if isinstance(error, LauncherError) else "".join(traceback.format_exception(error))
+    word = {
+        "rank": rank,
+        "exit_code": code,
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": text.rstrip(),
+        "is_message": isinstance(error, LauncherError),
+    }
+    print(text, file=sys.stderr, flush=True)
+    write_atomic(error_file(run, rank, attempt), json.dumps(word))
+
+
+def main(run_dir: str) -> int:
+    """Runs one rank to its end. Returns its exit code."""
+    run = RunDir(Path(run_dir))
+    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    end_with_parent(signal.SIGKILL)
+    log_to(run.rank_log(rank))
+    faulthandler.enable()
+    try:
+        from launcher.train.run import run_rank
+
+        run_rank(run, attempt)
+    except SystemExit as stop:
+        if stop.code in (0, None):  # user code left early: the others would wait for this rank for ever
+            error = RuntimeError("this rank ended by sys.exit(0) before the run was finished")
+            _leave_word(run, rank, attempt, error, Exit.RANK_FAILED)
+            return Exit.RANK_FAILED
+        code = stop.code if isinstance(stop.code, int) else Exit.RANK_FAILED
+        _leave_word(run, rank, attempt, RuntimeError(f"this rank ended by sys.exit({stop.code!r})"), code)
+        return code
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, LauncherError) else Exit.RANK_FAILED
+        _leave_word(run, rank, attempt, error, code)
+        return code
+    return Exit.FINISHED
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # After a failure the others may hang in a collective with this rank: leave without their farewell.
+    os._exit(code) if code else sys.exit(0)
