@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         print(f"launcher {command}: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"launcher {command}: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader of a pipe has left: nothing is wrong
         sys.stderr.close()
         return 0
@@ -62,7 +65,9 @@ def _dispatch(command: str, rest: list[str]) -> int:
     from launcher.run_commands import export, status
 
     if command == "status":
-        parser = argparse.ArgumentParser(prog="launcher status", description="State of a run or of every run below DIR.")
+        parser = argparse.ArgumentParser(
+            prog="launcher status", description="State of a run or of every run below DIR."
+        )
         parser.add_argument("dir", metavar="DIR")
         return status(parser.parse_args(rest).dir)
     parser = argparse.ArgumentParser(prog="launcher export", description="The trained model as one safetensors file.")

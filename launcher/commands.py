@@ -65,7 +65,9 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
     parser.allow_abbrev = False
     options = parser.parse_args(list(argv))
     if options.config_path is not None:
-        raise LauncherError("--config-path: the launcher's own conf/ is always there; add your folder with --config-dir")
+        raise LauncherError(
+            "--config-path: the launcher's own conf/ is always there; add your folder with --config-dir"
+        )
     if options.multirun:
         raise LauncherError("--multirun: sweeps are not part of this release; give one value of each key")
     # the parser takes flags it doesn't know for overrides
@@ -121,9 +123,7 @@ def _short(path: Path) -> str:
         return str(path)
 
 
-def _run(
-    hydra: Hydra, composed: DictConfig, arguments: Arguments, text: str, plan: Plan, backend: Backend
-) -> int:
+def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, text: str, plan: Plan, backend: Backend) -> int:
     """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
     where = _output_dir(composed)
     if RunDir(where).config.exists():

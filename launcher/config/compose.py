@@ -47,7 +47,7 @@ def conf_dir() -> Path:
 def register() -> None:
     """Makes the schema and the resolvers known to Hydra and OmegaConf. May be called again."""
     store = ConfigStore.instance()
-    store.store(name="config_schema", node={name: schema for name, schema in SECTIONS.items()} | {"model_weights": None})
+    store.store(name="config_schema", node={**SECTIONS, "model_weights": None})
     for decay in DECAYS:
         store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
     resolver = OmegaConf.register_new_resolver
@@ -83,9 +83,7 @@ def hydra_session(arguments: Arguments) -> Iterator[Hydra]:
         folder = Path(arguments.config_dir).resolve()
         if not folder.is_dir():
             raise LauncherError(f"--config-dir {arguments.config_dir}: no such folder")
-        search_path.prepend(
-            provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
-        )
+        search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
     state = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:

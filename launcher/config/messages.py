@@ -75,8 +75,8 @@ def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -
 
 def _plain(text: str) -> str:
     """Hydra's words without its search path and links."""
-    lines = [line for line in text.split("Config search path:")[0].splitlines() if line.strip() and "https://" not in line]
-    return "\n  ".join(line.strip() for line in lines if not line.strip().endswith("_schema"))
+    lines = [line.strip() for line in text.split("Config search path:")[0].splitlines()]
+    return "\n  ".join(line for line in lines if line and "https://" not in line and not line.endswith("_schema"))
 
 
 def _missing_choice(error: MissingConfigException) -> LauncherError:
@@ -97,7 +97,7 @@ def _given(key: str, overrides: Sequence[str]) -> str:
     return "?"
 
 
-def unknown_key(key: str, given: object, known_keys: KnownKeys, overrides: Sequence[str]) -> ConfigError:
+def unknown_key(key: str, given: str, known_keys: KnownKeys, overrides: Sequence[str]) -> ConfigError:
     """An unknown key, with the nearest valid spelling of it among the keys that there are."""
     kept = [one for one in overrides if one.lstrip("+~").partition("=")[0] != key]
     try:
@@ -119,7 +119,7 @@ def unknown_key(key: str, given: object, known_keys: KnownKeys, overrides: Seque
 
 def _dotted(node: DictConfig, prefix: str = "") -> Iterator[str]:
     for name in node:
-        key = f"{prefix}{name}"
+        key = f"{prefix}{name!s}"
         if key == "hydra":
             continue
         yield key

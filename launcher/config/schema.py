@@ -87,7 +87,7 @@ class DataConfig:
 @dataclass
 class BatchConfig:
     global_batch_size: Any = 64
-    """Samples in one optimizer update (a window), over all ranks and micro-batches; null: follows from the other two."""
+    """Samples in one optimizer update (a window), over all ranks and steps; null: follows from the other two."""
     micro_batch_size: Any = "auto"
     """Samples one rank puts through one forward and backward; auto: the largest with one step a window, at most 16."""
     gradient_accumulation_steps: Any = "auto"

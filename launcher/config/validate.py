@@ -42,7 +42,7 @@ def _check_root(composed: DictConfig) -> None:
             continue
         close = nearest(name, _ROOT_KEYS)
         if close:
-            raise ConfigError(name, composed._get_node(name), "unknown key", hint=close)
+            raise ConfigError(name, OmegaConf.select(composed, name), "unknown key", hint=close)
 
 
 def unread_keys(composed: DictConfig) -> list[str]:
@@ -54,11 +54,11 @@ def unread_keys(composed: DictConfig) -> list[str]:
 
 def _section(composed: DictConfig, section: str, schema: type) -> Any:
     node = composed._get_node(section)
-    if not isinstance(node, DictConfig) or not (OmegaConf.get_type(node) is schema):
+    if not isinstance(node, DictConfig) or OmegaConf.get_type(node) is not schema:
         raise ConfigError(section, node, "must stay a section", hint=f"its keys: {', '.join(_names(schema))}")
     for name in node:
         if name not in _names(schema):
-            key = f"{section}.{name}"
+            key = f"{section}.{name!s}"
             raise ConfigError(key, node._get_node(name), "unknown key", hint=nearest(key, schema_keys()))
     try:
         return OmegaConf.to_object(node)
@@ -188,14 +188,20 @@ def _absolute_paths(parent: Any, name: Any) -> None:
         return
     value = child._value() if child is not None else None
     names_a_path = isinstance(name, str) and (_PATH_NAMES.search(name) or name == "model_weights")
-    if names_a_path and isinstance(value, str) and "${" not in value and "://" not in value and not Path(value).is_absolute():
+    if (
+        names_a_path
+        and isinstance(value, str)
+        and "${" not in value
+        and "://" not in value
+        and not Path(value).is_absolute()
+    ):
         parent[name] = str(Path(value).expanduser().absolute())
 
 
 def parse(text: str) -> Config:
     """The configuration from the text of a config.yaml; ``${oc.env:…}`` is resolved here."""
     register()
-    schema = OmegaConf.create({name: section for name, section in SECTIONS.items()} | {"model_weights": None})
+    schema = OmegaConf.create({**SECTIONS, "model_weights": None})
     raw = OmegaConf.create(text)
     decays = {decay().name: decay for decay in DECAYS}
     schema.schedule.decay = decays[raw.schedule.decay.name]

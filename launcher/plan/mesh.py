@@ -65,11 +65,12 @@ def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: in
     if device is Device.auto:
         device = Device.cuda if gpus else Device.cpu
     if device is Device.cuda and not gpus:
-        raise ConfigError("cluster.device", "cuda", "there is no GPU here that torch can use", hint="cluster.device=cpu")
+        problem = "there is no GPU here that torch can use"
+        raise ConfigError("cluster.device", "cuda", problem, hint="cluster.device=cpu")
     cores = available_cores()
-    count = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
-    if count == "auto":
-        count = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
+    asked = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
+    automatic = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
+    count = automatic if asked == "auto" else asked
     if strategy is StrategyName.single and count > 1:
         raise ConfigError("strategy", "single", f"runs on one rank, not on {count}", hint="strategy=ddp")
     notes: list[str] = []
@@ -108,6 +109,7 @@ def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: in
         given[unknown[0]] = data_parallel // known
     solved = Mesh(given["dp_replicate"], given["dp_shard"], pp)
     if solved.data_parallel_degree != data_parallel:
-        problem = f"dp_replicate {solved.dp_replicate} x dp_shard {solved.dp_shard} x pp {pp} is not the world of {world_size}"
+        product = f"dp_replicate {solved.dp_replicate} x dp_shard {solved.dp_shard} x pp {pp}"
+        problem = f"{product} is not the world of {world_size} ranks"
         raise ConfigError("mesh.dp_replicate", mesh.dp_replicate, problem, hint="mesh.dp_replicate=-1 takes the rest")
     return solved

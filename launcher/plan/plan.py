@@ -159,13 +159,13 @@ def learning_rate(config: Config, plan: Plan, facts: Facts) -> LearningRate:
     """The rate as a function of the updates applied, for a plan whose num_updates is known."""
     assert plan.num_updates is not None
     clock = _clock(facts, windows_of(config, facts, plan.batch), plan.num_updates)
-    return build_learning_rate(
-        config.schedule, clock, peak=plan.lr, base_lr=plan.base_lr, num_updates=plan.num_updates
-    )
+    return build_learning_rate(config.schedule, clock, peak=plan.lr, base_lr=plan.base_lr, num_updates=plan.num_updates)
 
 
 def _clock(facts: Facts, windows: WindowTable | None, num_updates: int | None) -> Clock:
-    at_tokens = {Fraction(tokens): updates for tokens, updates in facts.updates_at_tokens.items()}
+    at_tokens: dict[Fraction | int, int] = {
+        Fraction(tokens): updates for tokens, updates in facts.updates_at_tokens.items()
+    }
     return Clock(windows, num_updates, at_tokens)
 
 
@@ -177,10 +177,8 @@ def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: 
         if num_updates < 1:
             raise ConfigError("training.duration", training.duration, "must be at least one update")
         clock = _clock(facts, windows, num_updates)
-        every = {
-            name: None if value is None else clock.updates(Duration.parse(value, f"training.{name}"), f"training.{name}")
-            for name, value in (("validate_every", training.validate_every), ("log_every", training.log_every))
-        }
+        validate = _every(clock, training.validate_every, "training.validate_every")
+        log = _every(clock, training.log_every, "training.log_every")
         rate = build_learning_rate(
             config.schedule, clock, peak=peak, base_lr=float(config.optimizer["lr"]), num_updates=num_updates
         )
@@ -188,8 +186,12 @@ def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: 
         if facts.samples is not None:
             raise
         return _Timing(None, None, None, None)
-    validate = every["validate_every"]
-    return _Timing(num_updates, rate, None if validate is None else max(1, validate), max(1, every["log_every"] or 1))
+    return _Timing(num_updates, rate, validate, log)
+
+
+def _every(clock: Clock, value: Any, key: str) -> int | None:
+    """An interval in updates, at least one; None stays."""
+    return None if value is None else max(1, clock.updates(Duration.parse(value, key), key))
 
 
 def _check_training(config: Config) -> None:
@@ -198,17 +200,15 @@ def _check_training(config: Config) -> None:
         raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
     if config.training.max_skipped_in_a_row < 1:
         given = config.training.max_skipped_in_a_row
-        raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1; training.on_nonfinite=stop stops at the first")
-    if not -(2**63) <= config.run.seed < 2**63 or config.run.seed < 0:
+        raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1")
+    if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
-    if config.logging.progress not in (True, False):
-        raise ConfigError("logging.progress", config.logging.progress, "must be true or false")
 
 
 def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
     target = str(optimizer.get("_target_", "")).rpartition(".")[2].lower()
     if scaling.rule.value == "linear" and "adam" in target:
-        return ["scaling.rule=linear was found for SGD; for the Adam family sqrt follows from theory (Malladi et al. 2022)"]
+        return ["scaling.rule=linear was found for SGD; for the Adam family sqrt is derived in Malladi et al. 2022"]
     if scaling.rule.value == "sqrt" and target == "sgd":
         return ["scaling.rule=sqrt suits the Adam family; for SGD linear is the usual rule (Goyal et al. 2017)"]
     return []
@@ -217,9 +217,11 @@ def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
 def param_groups(config: Config, lr: float, weight_decay: float | None, counts: list[int]) -> list[dict[str, Any]]:
     """The optimizer's groups in the order of optimizer.groups, then the rest: what each matches, its rate at the peak,
     its weight decay, and its number of elements (None: not known yet)."""
-    factor = 1.0 if not config.optimizer.get("weight_decay") else (weight_decay or 0.0) / config.optimizer["weight_decay"]
+    unscaled = config.optimizer.get("weight_decay")
+    factor = (weight_decay or 0.0) / unscaled if unscaled else 1.0
+    rest = {"match": None, "lr_scale": 1.0, "weight_decay": None}
     groups = []
-    for index, group in enumerate([*config.optimizer["groups"], {"match": None, "lr_scale": 1.0, "weight_decay": None}]):
+    for index, group in enumerate([*config.optimizer["groups"], rest]):
         own = group["weight_decay"]
         groups.append(
             {

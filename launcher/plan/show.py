@@ -44,7 +44,9 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
             rows.append((f"  {group['match'] or 'all the rest'}", _group(group)))
     if facts.get("parameters") is not None:
         layers = "" if facts["num_layers"] is None else f" in {facts['num_layers']} layers"
-        rows.append(("model", f"{facts['parameters']:,} parameters{layers}, {facts['trainable_parameters']:,} trainable"))
+        rows.append(
+            ("model", f"{facts['parameters']:,} parameters{layers}, {facts['trainable_parameters']:,} trainable")
+        )
     rows.append(("reductions a window", str(plan.reductions_per_window)))
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
@@ -78,7 +80,9 @@ def _rate(plan: Plan) -> str:
 def _rate_lines(plan: Plan, most: int = 12) -> list[str]:
     table = plan.lr_table or []
     if len(table) > most:
-        chosen = sorted({round(i * (len(table) - 1) / (most - 1)) for i in range(most)} | {max(0, (plan.warmup_updates or 0) - 1)})
+        chosen = sorted(
+            {round(i * (len(table) - 1) / (most - 1)) for i in range(most)} | {max(0, (plan.warmup_updates or 0) - 1)}
+        )
         table = [table[i] for i in chosen if i < len(table)]
     return [f"after {int(applied):>6} updates: {rate:.6g}" for applied, rate in table]
 

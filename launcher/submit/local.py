@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -21,26 +22,30 @@ class Local:
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         log = run.logs / "agent.log"
-        with open(log, "ab") as output:
-            agent = subprocess.Popen(
-                launch.argv[0],
-                env={**os.environ, **launch.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=plan.cwd,
-                # Ctrl-C in a terminal reaches the launcher alone, which passes it on once
-                start_new_session=True,
-            )
-        run.write_status(state=State.submitted, pids={"launcher": os.getpid(), "agent": agent.pid})
-        with _passing_signals_to(agent):
+        with SignalsPassedOn() as signals:
+            with open(log, "ab") as output:
+                agent = subprocess.Popen(
+                    launch.argv[0],
+                    env={**os.environ, **launch.environment, "LAUNCHER_PARENT_PID": str(os.getpid())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=plan.cwd,
+                    # Ctrl-C in a terminal reaches the launcher alone, which passes it on once
+                    start_new_session=True,
+                )
+            signals.to(agent)
+            run.write_status(state=State.submitted, pids={"launcher": os.getpid(), "agent": agent.pid})
             follow(run.path, lambda: agent.poll() is None, live=live, console=console)
             code = agent.wait()
-        return _outcome(run, code, log.read_text(encoding="utf-8", errors="replace"))
+        return _outcome(run, code, log.read_text(encoding="utf-8", errors="replace"), signals.first)
 
 
-def _outcome(run: RunDir, code: int, agent_log: str) -> int:
+def _outcome(run: RunDir, code: int, agent_log: str, stopped_by: int | None) -> int:
     status = run.read_status()
+    if status["exit_code"] is None and stopped_by is not None:  # before the agent could take the signal
+        run.write_status(state=State.cancelled, exit_code=128 + stopped_by)
+        return 128 + stopped_by
     if status["exit_code"] is None:  # the agent itself was ended, or failed before it could say why
         code = 128 - code if code < 0 else code or 3
         tail = "\n".join(agent_log.strip().splitlines()[-20:])
@@ -50,23 +55,35 @@ def _outcome(run: RunDir, code: int, agent_log: str) -> int:
     return int(status["exit_code"])
 
 
-class _passing_signals_to:  # noqa: N801 — used as a context manager, named for how it reads
-    """While inside, SIGINT and SIGTERM of this process go on to `agent` as SIGTERM; a second one kills it."""
+class SignalsPassedOn:
+    """While inside, SIGINT, SIGTERM and SIGHUP of this process go on to the agent; the second one kills it."""
 
-    def __init__(self, agent: "subprocess.Popen[bytes]") -> None:
-        self._agent = agent
-        self._seen = 0
-        self._before: dict[int, object] = {}
+    def __init__(self) -> None:
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._seen: list[int] = []
+        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "SignalsPassedOn":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._pass)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
+
+    @property
+    def first(self) -> int | None:
+        """The first signal that came, or None."""
+        return self._seen[0] if self._seen else None
+
+    def to(self, agent: "subprocess.Popen[bytes]") -> None:
+        """Names the process that signals go to, and passes on what came before it was there."""
+        self._agent = agent
+        for number in self._seen[:1]:
+            agent.send_signal(number)
 
     def _pass(self, number: int, _frame: FrameType | None) -> None:
-        self._seen += 1
-        if self._agent.poll() is None:
-            self._agent.send_signal(number if self._seen == 1 else signal.SIGKILL)
+        self._seen.append(number)
+        if self._agent is not None and self._agent.poll() is None:
+            self._agent.send_signal(number if len(self._seen) == 1 else signal.SIGKILL)

@@ -51,7 +51,7 @@ def locate(path: str, key: str) -> Any:
 def check_signature(
     target: Callable[..., Any], arguments: Mapping[str, Any], key: str, given_by_launcher: Mapping[str, Any]
 ) -> None:
-    """That `target` takes these arguments, by name. Raises ConfigError for one that it doesn't take, or that it lacks."""
+    """That `target` takes these arguments, by name. Raises ConfigError for one it doesn't take, or that it lacks."""
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # some builtins have no signature to check against

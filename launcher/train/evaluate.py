@@ -73,9 +73,7 @@ def _metrics(task: Any, output: Any, batch: Batch) -> dict[str, Tensor]:
     return values
 
 
-def _batches(
-    task: Any, data: Any, indices: range, place: Place, micro_batch_size: int, seed: int
-) -> Iterator[Batch]:
+def _batches(task: Any, data: Any, indices: range, place: Place, micro_batch_size: int, seed: int) -> Iterator[Batch]:
     mine = rank_slice(len(indices), place.degree, place.rank)
     for start in range(mine.start, mine.stop, micro_batch_size):
         chosen = indices[start : min(start + micro_batch_size, mine.stop)]

@@ -26,7 +26,9 @@ def group_parameters(
     split: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
     for name, parameter in named:
         if parameter.requires_grad:
-            index = next((i for i, group in enumerate(groups) if _matches(group["match"], name, parameter)), len(groups))
+            index = next(
+                (i for i, group in enumerate(groups) if _matches(group["match"], name, parameter)), len(groups)
+            )
             split[index].append(parameter)
     if not any(split):
         raise LauncherError("model: no parameter is trainable (requires_grad is false for all of them)")

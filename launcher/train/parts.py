@@ -3,7 +3,6 @@
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from launcher.config.schema import Config
-from launcher.errors import ConfigError, DataError, LauncherError
+from launcher.errors import ConfigError, DataError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.facts import Facts, token_targets
 from launcher.train.build import build
@@ -38,14 +37,16 @@ def build_data(config: Config) -> tuple[Any, Any | None]:
     Raises:
         LauncherError: a set can't be made, is empty or has no length.
     """
-    sets = []
+    sets: list[Any] = []
     for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         if spec is None:
             sets.append(None)
             continue
         made = build(spec, key)
         if not isinstance(made, Sized) or not hasattr(made, "__getitem__"):
-            raise ConfigError(f"{key}._target_", spec["_target_"], "must have __len__ and __getitem__ (a map-style set)")
+            raise ConfigError(
+                f"{key}._target_", spec["_target_"], "must have __len__ and __getitem__ (a map-style set)"
+            )
         if len(made) == 0:
             raise DataError(f"{key}: the data set is empty ({spec['_target_']})")
         sets.append(made)
@@ -112,9 +113,7 @@ def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, i
         return {}
     lengths = sample_lengths(parts.task, parts.train)
     given = config.batch
-    batch = BatchPlan.solve(
-        given.global_batch_size, given.micro_batch_size, given.gradient_accumulation_steps, degree
-    )
+    batch = BatchPlan.solve(given.global_batch_size, given.micro_batch_size, given.gradient_accumulation_steps, degree)
     windows = WindowTable(len(parts.train), batch.global_batch_size, config.data.drop_last)
     return count_updates(lengths, windows, targets, seed=config.run.seed, shuffle=config.data.shuffle)
 
@@ -133,7 +132,7 @@ def sample_lengths(task: Any, data: Any) -> np.ndarray:
 def count_updates(
     lengths: np.ndarray, windows: WindowTable, targets: Sequence[Fraction], *, seed: int, shuffle: bool
 ) -> dict[str, int]:
-    """For each number of tokens the first window after which so many have been read, exactly, in the run's own order."""
+    """For each number of tokens the first window after which so many have been read, in the run's own order."""
     if lengths.sum() <= 0:
         raise DataError("data.train: no sample has any tokens")
     found: dict[str, int] = {}
@@ -150,5 +149,3 @@ def count_updates(
             else:
                 tokens, epoch = int(ends[-1]), epoch + 1
     return found
-
-

@@ -173,5 +173,3 @@ def finish(
     write_atomic(run.result, to_json(result))
     draw_loss(run.metrics, run.loss_png, baseline=baseline, title=config.run.name)
     run.write_status(state=State.running, update=progress.update, applied=progress.applied)
-
-

@@ -1,7 +1,5 @@
 """The entry of a rank: ``python -m launcher.train.worker RUN_DIR``. Reads two files, builds, fits."""
 
-import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -13,27 +11,7 @@ from pathlib import Path
 
 from launcher.errors import Exit, LauncherError
 from launcher.run_dir import RunDir, write_atomic
-
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent(end: signal.Signals) -> None:
-    """Asks Linux to send this process `end` when its parent ends, also when that was killed."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):  # elsewhere than on Linux there is no prctl
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(end))
-    if os.getppid() != parent:  # it ended in between
-        os.kill(os.getpid(), end)
-
-
-def log_to(path: Path) -> None:
-    """Sends everything that this process and the libraries in it print to `path`, appended."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+from launcher.train.process import end_with_parent, log_to
 
 
 def error_file(run: RunDir, rank: int, attempt: int) -> Path:

@@ -50,7 +50,7 @@ class LossModule(nn.Module):
                 real = torch.arange(rows.shape[0], device=rows.device) < num_real
                 rows = torch.where(real, rows, torch.zeros_like(rows))
             total = rows.sum()
-        scaled: Tensor = _Touch.apply(total * scale, *parameters)
+        scaled: Tensor = _Touch.apply(total * scale, *parameters)  # type: ignore[no-untyped-call]
         return scaled, total.detach().double()
 
 
@@ -80,9 +80,9 @@ class _Touch(torch.autograd.Function):
 class Sharding(ABC):
     """Parameters, gradients and optimizer states of one run on one rank.
 
-    The contract: a runner calls `forward` and backward for every micro-batch of a window inside `micro_batch`, each loss
-    multiplied by `loss_factor` / window weight; then the gradients are the sum of the window's losses over all ranks
-    divided by its weight, and `step` applies them once.
+    The contract: a runner calls `forward` and backward for every micro-batch of a window inside `micro_batch`, each
+    loss multiplied by `loss_factor` / window weight; then the gradients are the sum of the window's losses over all
+    ranks divided by its weight, and `step` applies them once.
     """
 
     loss_factor: float = 1.0
@@ -135,7 +135,8 @@ class Sharding(ABC):
 
     def full_state(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU, under the plain model's names; tied ones under each of theirs."""
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
 
 
 class Single(Sharding):

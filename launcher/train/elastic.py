@@ -1,0 +1,115 @@
+"""One node's ranks under torch's elastic agent.
+
+The agent starts the ranks, ends the others when one fails, and says once which failed first and why. Its exit code is
+the run's.
+"""
+
+import json
+import os
+import signal
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+from launcher.errors import Exit
+from launcher.plan.plan import Plan
+from launcher.run_dir import RunDir, State
+
+SHUTDOWN_SECONDS = 10
+"""What ranks are given between SIGTERM and SIGKILL."""
+
+_TORN = ("connection closed by peer", "connection reset by peer", "connect timeout", "broken pipe", "ncclremoteerror")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first."""
+
+    rank: int
+    exit_code: int
+    """The run's exit code that follows."""
+    reason: str
+    """A message, a traceback, or the signal that ended it."""
+
+
+def run_node(run_dir: Path) -> int:
+    """Runs this node's ranks to their end. Returns the run's exit code."""
+    run = RunDir(run_dir)
+    plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    for stale in run.logs.glob("error_*.json"):
+        stale.unlink()
+    try:
+        launch_agent(_launch_config(plan), sys.executable, ["-m", "launcher.train.worker", str(run.path)])
+    except ChildFailedError as error:
+        failure = first_failure(run, error.failures)
+        run.write_status(
+            state=State.failed,
+            exit_code=failure.exit_code,
+            error={"rank": failure.rank, "reason": failure.reason, "log": str(run.rank_log(failure.rank))},
+        )
+        return failure.exit_code
+    except SignalException as stop:
+        run.write_status(state=State.cancelled, exit_code=128 + stop.sigval)
+        return 128 + stop.sigval
+    run.write_status(state=State.finished, exit_code=Exit.FINISHED)
+    return Exit.FINISHED
+
+
+def _launch_config(plan: Plan) -> LaunchConfig:
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=plan.ranks_per_node,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(),
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+
+
+def first_failure(run: RunDir, failures: dict[int, ProcessFailure]) -> Failure:
+    """Which rank failed first, and why.
+
+    A rank that was killed leaves no word, and its neighbours blame themselves for the torn connection: so a killed rank
+    comes first, then words that are not about a torn connection, then the earliest.
+    """
+    words = [_read(path) for path in sorted(run.logs.glob("error_*.json"))]
+    spoken = {word["rank"] for word in words}
+    ended = sorted(failures.items(), key=lambda item: item[1].timestamp)
+    for rank, one in ended:
+        by_agent = one.exitcode in (-signal.SIGTERM, -signal.SIGINT)
+        if one.exitcode < 0 and not by_agent and rank not in spoken:
+            return Failure(rank, Exit.RANK_FAILED, _killed_by(-one.exitcode))
+    if words:
+        word = min(words, key=lambda word: (_is_torn(word["message"]), word["time"]))
+        code = int(word["exit_code"])
+        return Failure(int(word["rank"]), Exit.RANK_FAILED if code == 1 else code, str(word["message"]))
+    rank, one = ended[0]
+    reason = _killed_by(-one.exitcode) if one.exitcode < 0 else f"ended with {one.exitcode} and left no word"
+    return Failure(rank, one.exitcode if one.exitcode > 1 else Exit.RANK_FAILED, reason)
+
+
+def _killed_by(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = " (the system may have run out of memory: see dmesg)" if number == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    word: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return word
+
+
+def _is_torn(message: str) -> bool:
+    return any(one in message.lower() for one in _TORN)

@@ -1,0 +1,36 @@
+"""A process of a run: it ends with the one that started it, and prints into a file of its own."""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+PARENT = "LAUNCHER_PARENT_PID"
+"""The environment variable in which a process tells its children who they end with."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(end: signal.Signals) -> None:
+    """Asks Linux to send this process `end` when the one that started it ends, also when that was killed.
+
+    Called before anything slow. A parent that ended even earlier is found by its id.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(end))
+    expected = os.environ.get(PARENT)
+    if expected is not None and os.getppid() != int(expected):
+        os.kill(os.getpid(), end)
+    os.environ[PARENT] = str(os.getpid())
+
+
+def log_to(path: Path) -> None:
+    """Sends everything that this process and the libraries in it print to `path`, appended."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
