@@ -1,6 +1,7 @@
 """The commands. Each imports what it needs when it is called, so that help is quick and needs no torch."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -77,5 +78,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
     return export(parsed.run_dir, parsed.output)
 
 
-if __name__ == "__main__":
+def entry() -> None:
+    """The program: SIGTERM leaves through the same clean-up as an error."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     sys.exit(main())

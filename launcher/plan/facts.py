@@ -76,7 +76,7 @@ def ask(config_yaml: str, pythonpath: Sequence[str]) -> Facts:
         config.write_text(config_yaml, encoding="utf-8")
         done = subprocess.run(
             [sys.executable, "-m", "launcher.train.probe", str(config), str(answer)],
-            env=rank_environment(pythonpath),
+            env={**rank_environment(pythonpath), "LAUNCHER_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
@@ -73,9 +73,24 @@ def _launch_config(plan: Plan) -> LaunchConfig:
         local_addr="localhost",
         max_restarts=0,
         monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=OwnLogs(),
         shutdown_timeout=SHUTDOWN_SECONDS,
     )
+
+
+class OwnLogs(LogsSpecs):
+    """Ranks open their own log files and leave their own word of an error, under any way of starting them."""
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        return LogsDest(
+            stdouts=dict.fromkeys(envs, ""),
+            stderrs=dict.fromkeys(envs, ""),
+            error_files=dict.fromkeys(envs, os.devnull),
+        )
 
 
 def first_failure(run: RunDir, failures: dict[int, ProcessFailure]) -> Failure:

@@ -2,6 +2,7 @@
 ANSWER``. The model is made on the meta device, so its size doesn't matter."""
 
 import json
+import signal
 import sys
 import traceback
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
 from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+from launcher.train.process import end_with_parent
 
 
 def answer(config_path: Path) -> dict[str, object]:
@@ -39,5 +41,6 @@ def answer(config_path: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    end_with_parent(signal.SIGKILL)
     said = answer(Path(sys.argv[1]))
     Path(sys.argv[2]).write_text(json.dumps(said), encoding="utf-8")

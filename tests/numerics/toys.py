@@ -1,0 +1,139 @@
+"""Small models and data for exact checks, and what ranks do with them."""
+
+from typing import Any
+
+import torch
+from launcher.config.schema import Device
+from launcher.config.validate import parse
+from launcher.plan.mesh import World
+from launcher.plan.plan import make_plan
+from launcher.train.fit import Fit
+from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+from launcher.train.run import assemble
+from launcher.train.window import Place
+from torch import Tensor, nn
+
+SEQUENCES = 17
+
+
+class Sequences:
+    """Token sequences of very unequal lengths, 1 to `longest`."""
+
+    def __init__(self, count: int = SEQUENCES, vocab_size: int = 13, longest: int = 9) -> None:
+        generator = torch.Generator().manual_seed(7)
+        lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+        self.samples = [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> list[int]:
+        return self.samples[index]
+
+
+class Branches(nn.Module):
+    """Two weights of which each sample uses one, and one that no sample uses: a sample is (branch, target)."""
+
+    def __init__(self, size: int = 2) -> None:
+        super().__init__()
+        self.branches = nn.Parameter(torch.zeros(2, size))
+        self.left, self.right = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, branch: Tensor) -> Tensor:
+        used = set(branch.tolist())
+        rows = torch.zeros(len(branch), self.left.numel())
+        if 0 in used:
+            rows = torch.where((branch == 0)[:, None], self.left, rows)
+        if 1 in used:
+            rows = torch.where((branch == 1)[:, None], self.right, rows)
+        return rows
+
+
+class BranchData:
+    def __init__(self, branches: list[int], targets: list[float]) -> None:
+        self.items = list(zip(branches, targets, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return self.items[index]
+
+
+class BranchTask:
+    def collate(self, samples: list[tuple[int, float]]) -> dict[str, Tensor]:
+        branches, targets = zip(*samples, strict=True)
+        return {"branch": torch.tensor(branches), "target": torch.tensor(targets)}
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"branch": batch["branch"]}
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.ones(len(batch["branch"]))
+
+    def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return 0.5 * (output - batch["target"][:, None]).square().sum(1)
+
+
+def assembled(rank: int, world_size: int, text: str) -> Fit:
+    """What a rank of a run trains with, from the text of a config.yaml."""
+    config = parse(text)
+    train, validation = build_data(config)
+    parts = Parts(build_model(config), build_task(config), train, validation)
+    facts = gather_facts(config, parts, world_size)
+    plan = make_plan(config, facts, world=World(1, world_size, Device.cpu))
+    return assemble(config, plan, facts, parts, Place(rank, world_size, torch.device("cpu")), None)
+
+
+def window_gradients(rank: int, world_size: int, texts: list[str], updates: int) -> list[list[dict[str, Tensor]]]:
+    """For each configuration the gradients of its first windows by parameter; nothing is applied."""
+    found = []
+    for text in texts:
+        fit = assembled(rank, world_size, text)
+        fit.sharding.prepare()
+        gradients = []
+        for update in range(1, updates + 1):
+            fit.runner.run(fit.windows.get(update))
+            named = fit.sharding.model.named_parameters()
+            gradients.append({name: one.grad.clone() for name, one in named if one.grad is not None})
+            fit.sharding.clear_gradients()
+        found.append(gradients)
+    return found
+
+
+def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]]:
+    """For each configuration the state after training, and what was reported of every update."""
+    found = []
+    for text in texts:
+        fit = assembled(rank, world_size, text)
+        lines: list[dict[str, Any]] = []
+
+        def record(window: Any, loss: float, lr: float, step: Any, progress: Any, _s: float, kept: Any = lines) -> None:
+            kept.append(
+                {
+                    "update": window.update,
+                    "applied": progress.applied,
+                    "loss": loss,
+                    "lr": lr,
+                    "grad_norm": step.grad_norm,
+                    "skipped": not step.applied,
+                    "micro_batches": len(window.micro_batches),
+                    "weight": window.weight,
+                    "epoch": window.epoch,
+                    "indices": window.indices.tolist(),
+                }
+            )
+
+        fit.reporter.update = record  # type: ignore[method-assign]
+        progress = fit.run()
+        found.append(
+            {
+                "state": fit.sharding.full_state(),
+                "lines": lines,
+                "validation": progress.validation,
+                "gradients_left": [one.grad is not None for one in fit.sharding.parameters],
+            }
+        )
+    return found
