@@ -36,6 +36,14 @@ class WarmupFrom(Enum):
     base_lr = "base_lr"
 
 
+class Layout(Enum):
+    """How a window lies over ranks and micro-batches."""
+
+    auto = "auto"
+    length = "length"
+    arrival = "arrival"
+
+
 class OnNonfinite(Enum):
     """What an update with non-finite values does."""
 
@@ -92,6 +100,9 @@ class BatchConfig:
     """Samples one rank puts through one forward and backward; auto: the largest with one step a window, at most 16."""
     gradient_accumulation_steps: Any = "auto"
     """Micro-batches a rank runs in one full window: ceil(ceil(global / data_parallel_degree) / micro)."""
+    layout: Layout = Layout.auto
+    """length: samples of like length share a micro-batch; arrival: in order; auto: length where the task knows lengths.
+    The update is the same."""
 
 
 @dataclass

@@ -29,6 +29,8 @@ class Facts:
     trainable_parameters: int | None = None
     group_parameters: list[int] = field(default_factory=list)
     """Elements of each optimizer group: those of optimizer.groups in order, then the rest."""
+    knows_lengths: bool | None = None
+    """Whether the task can tell the length of a sample."""
     num_layers: int | None = None
     """Length of the model's `layers`, where it has them."""
     cuda_devices: int | None = None

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.schema import Config, ScalingConfig, StrategyName
+from launcher.config.schema import Config, Layout, ScalingConfig, StrategyName
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.facts import Facts
@@ -27,6 +27,8 @@ class Plan:
     ranks_per_node: int
     device: str
     strategy: str
+    layout: str | None
+    """How a window is laid out: length or arrival; None: not known yet."""
     seed: int
     samples_per_epoch: int | None
     """Samples used in an epoch: all, or without what drop_last leaves out."""
@@ -126,6 +128,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ranks_per_node=world.ranks_per_node,
         device=world.device.value,
         strategy=config.strategy.name.value,
+        layout=_layout(config, facts),
         seed=config.run.seed,
         samples_per_epoch=windows.samples_used_per_epoch if windows else None,
         updates_per_epoch=windows.updates_per_epoch if windows else None,
@@ -146,6 +149,17 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         arithmetic=[*batch.lines(), scaled.line],
         notes=notes,
     )
+
+
+def _layout(config: Config, facts: Facts) -> str | None:
+    if config.batch.layout is Layout.arrival:
+        return "arrival"
+    if facts.knows_lengths is None:
+        return None
+    if config.batch.layout is Layout.length and not facts.knows_lengths:
+        problem = "the task has no length(sample), so lengths aren't known"
+        raise ConfigError("batch.layout", "length", problem, hint="batch.layout=arrival, or add length to the task")
+    return "length" if facts.knows_lengths else "arrival"
 
 
 def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:

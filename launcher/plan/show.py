@@ -34,6 +34,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
             f"micro-batches of {plan.micro_batch_size} x {plan.gradient_accumulation_steps} steps x "
             f"{plan.data_parallel_degree} data-parallel ranks",
         ),
+        ("layout", f"by {plan.layout}" if plan.layout else "known once the ranks see the task"),
         ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy} ({mesh})"),
         ("updates", _updates(plan)),
         ("learning rate", _rate(plan)),

@@ -1,15 +1,15 @@
 """Validation, exact for any number of ranks, and the loss of the best constant guess to compare with."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.plan.batch import rank_slice
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import row_losses
 from launcher.train.window import Batch, Place, collate, read_sample, row_weights, to_device
@@ -36,7 +36,8 @@ def validate(model: nn.Module, task: Any, data: Any, place: Place, *, micro_batc
     model.eval()
     try:
         with torch.no_grad():
-            for step, batch in enumerate(_batches(task, data, range(len(data)), place, micro_batch_size, seed)):
+            order = _like_lengths_together(data)
+            for step, batch in enumerate(_batches(task, data, order, place, micro_batch_size, seed)):
                 weights = row_weights(task, batch)
                 on_device = to_device(batch, place.device)
                 seed_micro_batch(seed, 0, place.rank, step)
@@ -73,11 +74,18 @@ def _metrics(task: Any, output: Any, batch: Batch) -> dict[str, Tensor]:
     return values
 
 
-def _batches(task: Any, data: Any, indices: range, place: Place, micro_batch_size: int, seed: int) -> Iterator[Batch]:
-    mine = rank_slice(len(indices), place.degree, place.rank)
-    for start in range(mine.start, mine.stop, micro_batch_size):
-        chosen = indices[start : min(start + micro_batch_size, mine.stop)]
-        yield collate(task, [read_sample(data, index, seed, 0) for index in chosen])
+def _like_lengths_together(data: Any) -> Sequence[int]:
+    """All samples, sorted by length where the data set knows lengths: the sums are the same, and little is padded."""
+    lengths = getattr(data, "lengths", None)
+    return range(len(data)) if lengths is None else [int(one) for one in np.argsort(lengths, kind="stable")]
+
+
+def _batches(
+    task: Any, data: Any, indices: Sequence[int], place: Place, micro_batch_size: int, seed: int
+) -> Iterator[Batch]:
+    mine = indices[place.rank :: place.degree]
+    for start in range(0, len(mine), micro_batch_size):
+        yield collate(task, [read_sample(data, index, seed, 0) for index in mine[start : start + micro_batch_size]])
 
 
 def _sum_dicts(mine: dict[str, float], place: Place) -> dict[str, float]:
@@ -105,7 +113,7 @@ def baseline_loss(task: Any, train: Any, validation: Any, place: Place, *, seed:
     return float(-(asked * share.log()).sum() / asked.sum())
 
 
-def _target_counts(task: Any, data: Any, indices: range, place: Place, seed: int) -> Tensor:
+def _target_counts(task: Any, data: Any, indices: Sequence[int], place: Place, seed: int) -> Tensor:
     counts: Tensor | None = None
     for batch in _batches(task, data, indices, place, 64, seed):
         values = task.target_counts(batch).double()

@@ -101,6 +101,7 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         parameters=sum(one.numel() for one in parameters),
         trainable_parameters=sum(one.numel() for one in parameters if one.requires_grad),
         group_parameters=[sum(one.numel() for one in group) for group in groups],
+        knows_lengths=callable(getattr(parts.task, "length", None)),
         num_layers=len(layers) if isinstance(layers, nn.ModuleList) and len(layers) else None,
         cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         updates_at_tokens=_updates_at_tokens(config, parts, degree),

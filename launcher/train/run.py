@@ -94,7 +94,17 @@ def assemble(
     parts.model.to(place.device)
     parts.model.train()
     sharding = make_sharding(config, plan, parts, place)
-    windows = Windows(parts.train, parts.task, plan.batch, table, place, seed=seed, shuffle=config.data.shuffle)
+    assert plan.layout is not None
+    windows = Windows(
+        parts.train,
+        parts.task,
+        plan.batch,
+        table,
+        place,
+        seed=seed,
+        shuffle=config.data.shuffle,
+        layout=plan.layout,
+    )
     training = config.training
     stops_at_first = training.on_nonfinite is OnNonfinite.stop
     policy = Policy(

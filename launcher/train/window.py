@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.errors import DataError
-from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
+from launcher.train.layout import Layout, by_length, in_order_of_arrival
 from launcher.train.randomness import epoch_order, seed_sample
 
 Batch = Mapping[str, Tensor]
@@ -62,17 +63,26 @@ class Place:
 
 
 class Windows:
-    """The windows of a run, from (seed, update) alone, laid out in order of arrival."""
+    """The windows of a run: which samples from (seed, update) alone, laid out over ranks and micro-batches."""
 
     def __init__(
-        self, data: Any, task: Any, batch: BatchPlan, table: WindowTable, place: Place, *, seed: int, shuffle: bool
+        self,
+        data: Any,
+        task: Any,
+        batch: BatchPlan,
+        table: WindowTable,
+        place: Place,
+        *,
+        seed: int,
+        shuffle: bool,
+        layout: str,
     ) -> None:
         self.data, self.task, self.batch, self.table, self.place = data, task, batch, table, place
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.layout = seed, shuffle, layout
         self._order: tuple[int, np.ndarray] | None = None
 
     def indices(self, update: int) -> np.ndarray:
-        """The samples of window `update` (from 1), int64 [samples], in the order in which they are laid out."""
+        """The samples of window `update` (from 1), int64 [samples], in the order of the epoch."""
         window = self.table.window(update)
         if self._order is None or self._order[0] != window.epoch:
             samples = self.table.samples_per_epoch
@@ -81,29 +91,63 @@ class Windows:
 
     def get(self, update: int) -> Window:
         """Reads and lays out window `update`, and agrees on its weight with the other ranks."""
-        indices = self.indices(update)
-        epoch = self.table.window(update).epoch
+        reading = _Reading(self, self.indices(update), self.table.window(update).epoch)
         micro_batches, weight, tokens = [], 0.0, 0
         counts_tokens = callable(getattr(self.task, "length", None))
-        for positions in self.batch.micro_slices(len(indices), self.place.rank):
-            real = [int(indices[position]) for position in positions]
+        for positions in self._laid_out(reading)[self.place.rank]:
             # a rank without a sample in this micro-step takes part with a masked copy of a real one
-            samples = [read_sample(self.data, index, self.seed, epoch) for index in real or [int(indices[0])]]
+            samples = [reading.sample(position) for position in positions or [0]]
             batch = collate(self.task, samples)
-            if real:
+            if positions:
                 weight += float(row_weights(self.task, batch).sum())
                 tokens += sum(self.task.length(sample) for sample in samples) if counts_tokens else 0
-            micro_batches.append(MicroBatch(to_device(batch, self.place.device), len(real)))
+            micro_batches.append(MicroBatch(to_device(batch, self.place.device), len(positions)))
         total_weight, total_tokens = self.place.sum([weight, tokens])
         return Window(
             update=update,
             epoch=self.table.samples_after(update) / self.table.samples_used_per_epoch,
             micro_batches=micro_batches,
-            indices=indices,
+            indices=reading.indices,
             weight=total_weight,
-            samples=len(indices),
+            samples=len(reading.indices),
             tokens=int(total_tokens) if counts_tokens else None,
         )
+
+    def _laid_out(self, reading: "_Reading") -> Layout:
+        if self.layout == "arrival":
+            return in_order_of_arrival(self.batch, len(reading.indices))
+        return by_length(self.batch, reading.lengths())
+
+
+class _Reading:
+    """The samples of one window as this rank reads them, each once."""
+
+    def __init__(self, windows: Windows, indices: np.ndarray, epoch: int) -> None:
+        self.indices = indices
+        self._windows, self._epoch = windows, epoch
+        self._samples: dict[int, Any] = {}
+
+    def sample(self, position: int) -> Any:
+        if position not in self._samples:
+            windows = self._windows
+            index = int(self.indices[position])
+            self._samples[position] = read_sample(windows.data, index, windows.seed, self._epoch)
+        return self._samples[position]
+
+    def lengths(self) -> list[int]:
+        """The length of every sample of the window, the same on every rank.
+
+        A data set that knows them (`lengths`) is asked; of another each rank reads its share and tells the others.
+        """
+        windows, place = self._windows, self._windows.place
+        known = getattr(windows.data, "lengths", None)
+        if known is not None:
+            return [int(known[index]) for index in self.indices]
+        mine = rank_slice(len(self.indices), place.degree, place.rank)
+        told = np.zeros(len(self.indices))
+        for position in mine:
+            told[position] = windows.task.length(self.sample(position))
+        return [int(one) for one in place.sum(told.tolist())]
 
 
 def read_sample(data: Any, index: int, seed: int, epoch: int) -> Any:

@@ -45,11 +45,12 @@ def task() -> CausalLM:
     return CausalLM(vocab_size=14, bos=13)
 
 
+@pytest.mark.parametrize("layout", ["arrival", "length"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
-def test_gradient_of_a_window(ranks: Any, task: CausalLM, degree: int, dtype: str) -> None:
+def test_gradient_of_a_window(ranks: Any, task: CausalLM, degree: int, dtype: str, layout: str) -> None:
     micros = [1, 2, 3, 4, 5]
-    texts = [config(dtype, micro) for micro in micros]
+    texts = [config(dtype, micro, f"batch.layout={layout}") for micro in micros]
     samples = Sequences().samples
     windows = [samples[0:7], samples[7:14], samples[14:17]]
     reference = [plain.window_gradient(model(dtype), task, window) for window in windows]
@@ -87,7 +88,7 @@ def test_parameters_after_five_updates_with_a_clip_that_bites(
     expected = model(dtype)
     lines = plain.train(expected, task, Sequences(), GLOBAL, 5, kind(expected.parameters(), **arguments), max_norm)
     assert min(line["grad_norm"] for line in lines) > 2 * max_norm  # the clip bites in every update
-    found = ranks.run(trained, [config(dtype, micro, *more) for micro in (1, 3)], world_size=degree)
+    found = ranks.run(trained, [config(dtype, 1, *more, "batch.layout=arrival"), config(dtype, 3, *more)], world_size=degree)
     for of_rank in found:
         for run in of_rank:
             assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE[dtype]

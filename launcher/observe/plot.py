@@ -1,0 +1,105 @@
+"""The loss of a run as a picture."""
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.observe.records import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMOOTHED = 25
+"""The smoothed line is a mean over about this part of the updates."""
+LOG_FROM = 30
+"""The loss has a logarithmic axis from this ratio of its largest to its smallest value on."""
+
+
+def draw_loss(
+    metrics_path: Path, out_path: Path, *, baseline: float | None, title: str, unit: str = "weighted mean"
+) -> None:
+    """Draws training and validation loss over the updates as a PNG, whole or not at all.
+
+    Args:
+        baseline: the loss of the best constant guess, drawn as a line; None: no line.
+        unit: what the loss is measured in, such as ``nats per token``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    train, validation = read_metrics(metrics_path)
+    _draw_train(axes, *_points(train))
+    updates, losses = _points(validation)
+    if updates:
+        label = f"validation, last {losses[-1]:.4g}"
+        axes.plot(updates, losses, "o-", color="tab:orange", markersize=5, linewidth=1.2, label=label, zorder=4)
+    if baseline is not None:
+        label = f"unigram or majority guess {baseline:.4g}"
+        axes.axhline(baseline, color="tab:gray", linestyle="--", linewidth=1.2, label=label)
+    _label(axes, title, unit)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    _write(out_path, content.getvalue())
+
+
+def _points(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    """Updates and losses of those records whose loss was finite."""
+    finite = [one for one in records if isinstance(one.get("loss"), int | float)]
+    return [int(one["update"]) for one in finite], [float(one["loss"]) for one in finite]
+
+
+def _draw_train(axes: "Axes", updates: list[int], losses: list[float]) -> None:
+    if not updates:
+        return
+    width = max(1, round(len(losses) / SMOOTHED)) | 1
+    if width == 1:
+        axes.plot(updates, losses, color="tab:blue", linewidth=1.5, marker=".", label="training")
+        return
+    axes.plot(updates, losses, color="tab:blue", linewidth=0.7, alpha=0.4, label="training, each update")
+    label = f"training, mean of {width} updates"
+    axes.plot(updates, _smooth(losses, width), color="tab:blue", linewidth=1.8, label=label, zorder=3)
+
+
+def _smooth(values: list[float], width: int) -> list[float]:
+    """The mean of `width` values around each; at both ends of as many as there are on both sides."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for index in range(len(values)):
+        reach = min(width // 2, index, len(values) - 1 - index)
+        low, high = index - reach, index + reach + 1
+        means.append((sums[high] - sums[low]) / (high - low))
+    return means
+
+
+def _label(axes: "Axes", title: str, unit: str) -> None:
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    shown = [float(value) for line in axes.get_lines() for value in np.asarray(line.get_ydata(), dtype=float)]
+    if shown and min(shown) > 0 and max(shown) / min(shown) > LOG_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("update")
+    axes.set_ylabel(f"loss ({unit})", parse_math=False)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    # a run's name may hold a dollar sign
+    axes.figure.suptitle(title, parse_math=False, fontsize=12)
+    if shown:
+        # above the axes, where no curve can run through it
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

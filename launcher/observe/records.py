@@ -1,0 +1,80 @@
+"""Reading metrics.jsonl: while it is written, whole, or its end alone."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+_END = 64 * 1024
+"""Bytes at the end of the file that hold the latest updates."""
+
+
+class Tail:
+    """The lines that have been added to a file since the last look. A line that isn't whole yet is left."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def read(self) -> list[Record]:
+        """The new records, in order; none while the file doesn't exist."""
+        try:
+            with open(self._path, "rb") as file:
+                if file.seek(0, 2) < self._position:  # cut off, as after a restart that drops what it repeats
+                    self._position = 0
+                file.seek(self._position)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return list(_records(whole))
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn where a rank was killed in the middle of it
+            continue
+        if isinstance(record, dict) and isinstance(record.get("update"), int):
+            yield record
+
+
+def read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
+    """The training and the validation records, each in the order of updates, of the highest attempt of each update."""
+    kinds: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
+    for record in Tail(path).read():
+        known = kinds.get(str(record.get("kind")))
+        if known is None:
+            continue
+        before = known.get(record["update"])
+        if before is None or record.get("attempt", 0) >= before.get("attempt", 0):
+            known[record["update"]] = record
+    train, validation = ([known[update] for update in sorted(known)] for known in kinds.values())
+    return train, validation
+
+
+def latest_updates(path: Path) -> list[Record]:
+    """The training records at the end of the file that belong to its last attempt, without reading all of it."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, file.seek(0, 2) - _END)
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    first = data.find(b"\n") + 1 if start else 0
+    train = [one for one in _records(data[first : data.rfind(b"\n") + 1]) if one.get("kind") == "train"]
+    return [one for one in train if one.get("attempt", 0) == train[-1].get("attempt", 0)]
+
+
+def pace(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Samples a second and seconds an update over `records`; None where nothing was measured."""
+    seconds = [float(one["seconds"]) for one in records if one.get("seconds")]
+    if not seconds:
+        return None, None
+    samples = sum(float(one.get("samples") or 0) for one in records if one.get("seconds"))
+    return samples / sum(seconds), sum(seconds) / len(seconds)

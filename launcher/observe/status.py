@@ -1,0 +1,173 @@
+"""Where a run stands, or every run of a sweep, from their files alone."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launcher.errors import LauncherError
+from launcher.observe.records import latest_updates, pace
+from launcher.observe.text import duration_text, loss_text, rate_text
+from launcher.run_dir import RunDir, State
+
+SILENT_AFTER = 60.0
+"""Seconds without a heartbeat after which a running run is said to give no sign of life."""
+RECENT = 20
+"""Updates that the rate and the time left are worked out from."""
+
+_ALIVE = (State.running, State.stopping)
+_COLOURS = {State.finished: "green", State.failed: "red", State.stopped: "yellow", State.cancelled: "yellow"}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands; None: not known, or not yet."""
+
+    path: Path
+    state: State
+    exit_code: int | None
+    update: int
+    applied: int
+    num_updates: int | None
+    attempt: int
+    loss: float | None
+    """Of the last update; None too where it wasn't finite."""
+    samples_per_s: float | None
+    seconds_left: float | None
+    heartbeat_age: float | None
+    """Seconds since the run last said that it lives."""
+    error: str | None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should be running and hasn't been heard of for long."""
+        return self.state in _ALIVE and self.heartbeat_age is not None and self.heartbeat_age > SILENT_AFTER
+
+
+def read_run(run_dir: Path) -> RunStatus:
+    """Where the run in `run_dir` stands.
+
+    Raises:
+        LauncherError: there is no run, or its files can't be read.
+    """
+    run = RunDir.existing(run_dir)
+    plan = run.read_json(run.plan)
+    # the plan is written first
+    status: dict[str, Any] = run.read_status() if run.status.exists() else {"state": State.planned.value}
+    try:
+        state = State(status.get("state"))
+    except ValueError:
+        raise LauncherError(f"{run.status}: unknown state {status.get('state')!r}") from None
+    recent = latest_updates(run.metrics)[-RECENT:]
+    last = recent[-1] if recent else {}
+    update = int(status.get("update") or 0)
+    if state in _ALIVE:  # status.json is written less often than the metrics
+        update = max(update, int(last.get("update") or 0))
+    samples_per_s, seconds = pace(recent)
+    num_updates, heartbeat = plan.get("num_updates"), status.get("heartbeat")
+    left = None
+    if state in _ALIVE and seconds is not None and num_updates is not None:
+        left = max(0, num_updates - update) * seconds
+    return RunStatus(
+        path=run.path,
+        state=state,
+        exit_code=status.get("exit_code"),
+        update=update,
+        applied=int(status.get("applied") or 0),
+        num_updates=num_updates,
+        attempt=int(status.get("attempt") or 0),
+        loss=last.get("loss"),
+        samples_per_s=samples_per_s,
+        seconds_left=left,
+        heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
+        error=_error_text(status.get("error")),
+    )
+
+
+def _error_text(error: Any) -> str | None:
+    if not isinstance(error, dict):
+        return None if error is None else str(error)
+    who = "" if error.get("rank") is None else f"rank {error['rank']}: "
+    return who + str(error.get("reason", error))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of the run in `folder`, or of those one or two levels below it, numbered ones by number.
+
+    Raises:
+        LauncherError: there is none.
+    """
+    if not folder.is_dir():
+        raise LauncherError(f"{folder}: no such folder")
+    if (folder / "plan.json").is_file():
+        return [folder]
+    found = {plan.parent for pattern in ("*/plan.json", "*/*/plan.json") for plan in folder.glob(pattern)}
+    if not found:
+        raise LauncherError(
+            f"{folder}: no run here: a run's folder holds plan.json, and a sweep's folder such folders, one or two "
+            "levels below it"
+        )
+    return sorted(found, key=lambda path: [_order(part) for part in path.parts])
+
+
+def _order(part: str) -> tuple[int, int, str]:
+    return (0, int(part), part) if part.isdecimal() else (1, 0, part)
+
+
+def render_status(folder: Path, console: Console) -> None:
+    """Prints a table of the run in `folder`, or of every run of a sweep's folder, and what is wrong with any of them.
+
+    Raises:
+        LauncherError: there is no run.
+    """
+    paths = find_runs(folder)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state")
+    for name in ("update", "loss", "rate", "left", "attempt", "heartbeat"):
+        table.add_column(name, justify="right")
+    problems = []
+    for path in paths:
+        name = path.resolve().name if path == folder else str(path.relative_to(folder))
+        try:
+            status = read_run(path)
+        except LauncherError as error:
+            if path == folder:
+                raise
+            table.add_row(name, "[red]unreadable[/red]")
+            problems.append(f"{name}: {error}")
+            continue
+        table.add_row(*_row(name, status))
+        problems += [f"{name}: {problem}" for problem in _problems(status)]
+    console.print(table)
+    for problem in problems:
+        console.print(problem, markup=False, highlight=False, soft_wrap=True)
+
+
+def _row(name: str, status: RunStatus) -> list[str]:
+    colour = _COLOURS.get(status.state, "red" if status.is_silent else "cyan")
+    total = "" if status.num_updates is None else f"/{status.num_updates}"
+    age = "-" if status.heartbeat_age is None else f"{duration_text(status.heartbeat_age)} ago"
+    return [
+        name.replace("[", r"\["),
+        f"[{colour}]{status.state.value}[/{colour}]",
+        f"{status.update}{total}",
+        "-" if status.loss is None else loss_text(status.loss),
+        rate_text(status.samples_per_s),
+        duration_text(status.seconds_left),
+        str(status.attempt),
+        age,
+    ]
+
+
+def _problems(status: RunStatus) -> list[str]:
+    problems = []
+    if status.is_silent:
+        problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}")
+    if status.error:
+        code = "" if status.exit_code is None else f" (exit {status.exit_code})"
+        problems.append(f"{status.state.value}{code}: {status.error}")
+    return problems

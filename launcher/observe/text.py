@@ -1,0 +1,32 @@
+"""Numbers as people read them; a dash where there is none."""
+
+
+def duration_text(seconds: float | None) -> str:
+    """``2:10``, ``1:02:03``, ``3 days 1:02:03``."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{minutes:02}:{rest:02}" if days or hours else f"{minutes}:{rest:02}"
+    return f"{days} {'day' if days == 1 else 'days'} {clock}" if days else clock
+
+
+def loss_text(loss: float | None) -> str:
+    """Four digits; metrics.jsonl has null where a loss wasn't finite."""
+    return "not finite" if loss is None else f"{loss:.4g}"
+
+
+def lr_text(lr: float | None) -> str:
+    """``1.0e-3``."""
+    if lr is None:
+        return "-"
+    digits, _, exponent = f"{lr:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}" if lr else "0"
+
+
+def rate_text(samples_per_s: float | None) -> str:
+    """``61 samples/s``."""
+    if samples_per_s is None:
+        return "-"
+    return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.2g} samples/s"

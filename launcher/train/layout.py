@@ -1,0 +1,47 @@
+"""How the samples of a window lie over ranks and micro-batches: the update is the same, padding and time aren't."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from launcher.plan.batch import BatchPlan
+
+Layout = list[list[list[int]]]
+"""[rank][step] -> positions in the window; an empty list is a micro-batch without a sample of its own."""
+
+
+def in_order_of_arrival(batch: BatchPlan, samples: int) -> Layout:
+    """Consecutive samples to each rank, ranks differing by at most one."""
+    return [
+        [list(positions) for positions in batch.micro_slices(samples, rank)]
+        for rank in range(batch.data_parallel_degree)
+    ]
+
+
+def by_length(batch: BatchPlan, lengths: Sequence[int]) -> Layout:
+    """Samples of like length together, so that little is padded, and ranks with like work, so that none waits.
+
+    Sorted by length and cut into one run of neighbours for each micro-batch of the window; then the costliest
+    micro-batch goes to the rank with the least work so far, each rank taking as many as any other. That greedy rule is
+    longest processing time first (Graham 1969, doi:10.1137/0117039), with a bound on the number of jobs a rank takes.
+
+    Args:
+        lengths: of the window's samples, by position.
+    """
+    degree, steps = batch.data_parallel_degree, batch.num_micro_steps(len(lengths))
+    longest_first = sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
+    count = degree * steps
+    cuts = [len(lengths) * i // count for i in range(count + 1)]
+    runs = [longest_first[start:stop] for start, stop in pairwise(cuts)]
+    costs = [max((lengths[position] for position in run), default=0) * len(run) for run in runs]
+    layout: Layout = [[] for _ in range(degree)]
+    work = [0] * degree
+    for index in sorted(range(count), key=lambda index: (-costs[index], index)):
+        rank = min((one for one in range(degree) if len(layout[one]) < steps), key=lambda one: (work[one], one))
+        layout[rank].append(runs[index])
+        work[rank] += costs[index]
+    return layout
+
+
+def padded_tokens(layout: Layout, lengths: Sequence[int]) -> int:
+    """Tokens that pass through the model with this layout, padding included."""
+    return sum(max(lengths[p] for p in step) * len(step) for rank in layout for step in rank if step)
