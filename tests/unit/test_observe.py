@@ -1,0 +1,300 @@
+"""Following, drawing and showing a run by its files alone."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.errors import LauncherError
+from launcher.observe import progress
+from launcher.observe.plot import draw_loss
+from launcher.observe.progress import follow
+from launcher.observe.records import Tail, latest_updates, read_metrics
+from launcher.observe.status import find_runs, read_run, render_status
+from launcher.observe.text import duration_text, lr_text, rate_text
+
+PNG_WIDTH = slice(16, 20)
+
+
+def train(update: int, **fields: Any) -> str:
+    values = {"kind": "train", "update": update, "attempt": 0, "applied": update, "epoch": update / 40, "loss": 3.21}
+    values |= {"lr": 1e-3, "samples": 64, "weight": 64.0, "seconds": 0.5, "skipped": 0}
+    return json.dumps(values | fields) + "\n"
+
+
+def validation(update: int, **fields: Any) -> str:
+    values = {"kind": "validation", "update": update, "attempt": 0, "loss": 2.5, "metrics": {"accuracy": 0.75}}
+    return json.dumps(values | fields) + "\n"
+
+
+def make_run(path: Path, *, num_updates: int | None = 100, updates_per_epoch: int | None = 40, **status: Any) -> Path:
+    path.mkdir(parents=True)
+    (path / "plan.json").write_text(json.dumps({"num_updates": num_updates, "updates_per_epoch": updates_per_epoch}))
+    values = {"state": "running", "exit_code": None, "update": 0, "applied": 0, "attempt": 0, "error": None}
+    (path / "status.json").write_text(json.dumps(values | {"heartbeat": time.time()} | status))
+    return path
+
+
+def add(run: Path, *lines: str) -> None:
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("".join(lines))
+
+
+def steps(*actions: Callable[[], None]) -> Callable[[], bool]:
+    """An `alive` that does one thing to the run's files at each look, and then says that the run has ended."""
+    waiting: Iterator[Callable[[], None]] = iter(actions)
+
+    def alive() -> bool:
+        action = next(waiting, None)
+        if action is not None:
+            action()
+        return action is not None
+
+    return alive
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "POLL", 0.0)
+
+
+def followed(run: Path, *actions: Callable[[], None], width: int | None = None) -> list[str]:
+    """The lines printed; `width`: in a terminal that wide."""
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=width is not None, width=width or 80, color_system=None, legacy_windows=False
+    )
+    follow(run, steps(*actions), live=True, console=console)
+    return out.getvalue().splitlines()
+
+
+def test_a_line_that_is_not_whole_is_left_until_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    line = train(1, note="naïve").encode()
+    for position in range(len(line) - 1):
+        with open(path, "ab") as file:
+            file.write(line[position : position + 1])
+        assert tail.read() == []
+    with open(path, "ab") as file:
+        file.write(line[-1:] + train(2).encode())
+    assert [record["update"] for record in tail.read()] == [1, 2]
+    assert tail.read() == []
+    path.write_text(train(1))
+    assert [record["update"] for record in tail.read()] == [1], "the file was cut off and begun again"
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"kind": "tra' + train(1).encode() + b"\n[1]\n\xff\n{}\n" + train(2).encode())
+    assert [record["update"] for record in Tail(path).read()] == [2]
+
+
+def test_the_highest_attempt_of_an_update_counts(tmp_path: Path) -> None:
+    lines = [train(1, loss=1.0), train(2, loss=2.0), train(3, loss=3.0), validation(2, loss=9.0)]
+    lines += [train(2, loss=20.0, attempt=1), validation(2, loss=8.0, attempt=1)]
+    add(tmp_path, *lines)
+    trained, validated = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(one["update"], one["loss"]) for one in trained] == [(1, 1.0), (2, 20.0), (3, 3.0)]
+    assert [one["loss"] for one in validated] == [8.0]
+    assert [one["update"] for one in latest_updates(tmp_path / "metrics.jsonl")] == [2]
+
+
+def test_plain_lines_are_about_ten_a_run_with_the_first_and_the_last(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    shown = followed(
+        run,
+        lambda: None,
+        lambda: add(run, *map(train, range(1, 51)), validation(50), train(51)[:-9]),
+        lambda: add(run, train(51)[-9:], *map(train, range(52, 101))),
+        lambda: add(run, validation(100, loss=2.25, metrics={})),
+    )
+    assert shown[0] == "update 1/100  epoch 0.03  loss 3.21  lr 1.0e-3  128 samples/s  0:50 left"
+    assert [line.split()[1] for line in shown if "validation" not in line] == [
+        f"{update}/100" for update in (1, *range(10, 101, 10))
+    ]
+    assert shown[6] == "update 50/100  validation loss 2.5  accuracy 0.75"
+    assert shown[-1] == "update 100/100  validation loss 2.25"
+
+
+def test_a_run_that_ends_early_shows_its_last_update_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    shown = followed(run, lambda: add(run, *map(train, range(1, 24))))
+    assert [line.split()[1] for line in shown] == ["1/100", "10/100", "20/100", "23/100"]
+    assert followed(make_run(tmp_path / "silent"), lambda: None) == []
+
+
+def test_what_is_written_just_before_the_end_is_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_updates=2)
+
+    def alive() -> bool:
+        add(run, train(1), train(2))
+        return False
+
+    out = io.StringIO()
+    follow(run, alive, live=False, console=Console(file=out, width=80))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
+
+
+def test_skipped_updates_are_told_then_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_updates=10)
+    lines = [train(1, skipped=1, loss=None, weight=0), *(train(k, skipped=1, loss=None) for k in range(2, 7))]
+    shown = followed(run, lambda: add(run, *lines))
+    told = [line for line in shown if "skipped, " in line]
+    assert told[0] == "update 1/10  skipped, every weight is 0"
+    assert told[1:] == [
+        "update 2/10  skipped, not finite",
+        "update 3/10  skipped, not finite; further ones are only counted",
+    ]
+    assert "loss not finite" in shown[-1]
+    assert "6 skipped" in shown[-1]
+
+
+def test_a_restart_is_said_and_what_it_repeats_counts_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_updates=50)
+    shown = followed(
+        run,
+        lambda: add(run, *map(train, range(1, 20)), train(20, skipped=1)),
+        lambda: add(run, *(train(k, attempt=1) for k in range(11, 23)), train(50, attempt=0)),
+    )
+    assert "attempt 1: goes on with update 11/50" in shown
+    assert shown[-1].startswith("update 22/50")
+    assert "skipped" not in shown[-1]
+
+
+def test_what_stood_there_before_is_not_shown_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add(run, *map(train, range(1, 41)), validation(40))
+    shown = followed(run, lambda: add(run, train(41, attempt=1)))
+    assert [line.split("  ")[0] for line in shown] == ["attempt 1: goes on with update 41/100", "update 41/100"]
+
+
+def test_the_plan_may_say_how_many_updates_only_later(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_updates=None, updates_per_epoch=None)
+    plan = json.dumps({"num_updates": 2, "updates_per_epoch": 4})
+
+    def complete() -> None:
+        (run / "plan.json").write_text(plan)
+        add(run, train(2))
+
+    shown = followed(run, lambda: add(run, train(1)), complete)
+    assert shown[0].startswith("update 1  epoch 0.03  ")
+    assert shown[1].startswith("update 2/2  epoch 0.50  ")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar_starts_and_ends_where_it_should(tmp_path: Path, width: int) -> None:
+    run = make_run(tmp_path / "run", num_updates=20)
+    shown = followed(
+        run,
+        lambda: None,
+        lambda: add(run, *map(train, range(1, 6)), validation(5)),
+        lambda: add(run, *map(train, range(6, 23))),
+        width=width,
+    )
+    text = "\n".join(shown)
+    assert "starting ranks" in text
+    assert "validation loss 2.5  accuracy 0.75" in text
+    assert "21/20" not in text
+    last = [line for line in shown if "/20" in line][-1]
+    for part in ("training", "20/20", "100%", "loss 3.21", "128 samples/s", "0:00 left"):
+        assert part in last
+    assert ("lr 1.0e-3" in last) == (width == 120)
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [duration_text(one) for one in (None, 0, 59.6, 130, 3723, 90000)] == [
+        "-", "0:00", "1:00", "2:10", "1:02:03", "1 day 1:00:00",
+    ]  # fmt: skip
+    assert [lr_text(one) for one in (None, 0.0, 1e-3, 0.5, 3e-12)] == ["-", "0", "1.0e-3", "5.0e-1", "3.0e-12"]
+    assert [rate_text(one) for one in (None, 0.25, 61.4, 12345.0)] == [
+        "-", "0.25 samples/s", "61 samples/s", "12,345 samples/s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_updates", [0, 1, 10, 200])
+def test_the_loss_is_drawn_whatever_there_is(tmp_path: Path, num_updates: int) -> None:
+    for update in range(1, num_updates + 1):
+        add(tmp_path, train(update, loss=None if update == 3 else 5.0 / update))
+    add(tmp_path, validation(max(1, num_updates)))
+    out = tmp_path / "loss.png"
+    out.write_text("an older one")
+    draw_loss(tmp_path / "metrics.jsonl", out, baseline=3.0, title="costs $5_a $", unit="nats per token")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert int.from_bytes(out.read_bytes()[PNG_WIDTH], "big") == 960
+    assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "metrics.jsonl"}
+
+
+def test_no_metrics_and_no_baseline_is_an_empty_picture(tmp_path: Path) -> None:
+    draw_loss(tmp_path / "none.jsonl", tmp_path / "loss.png", baseline=None, title="nothing")
+    assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+def test_status_of_a_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", update=8, applied=7, attempt=1)
+    add(run, *(train(k, attempt=0, seconds=9.0) for k in range(1, 12)), *(train(k, attempt=1) for k in range(5, 11)))
+    status = read_run(run)
+    assert (status.state.value, status.update, status.num_updates, status.attempt) == ("running", 10, 100, 1)
+    assert (status.samples_per_s, status.seconds_left, status.loss) == (128.0, 45.0, 3.21)
+    assert not status.is_silent
+
+
+def test_a_run_that_has_only_been_planned(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_updates=None)
+    (run / "status.json").unlink()
+    status = read_run(run)
+    assert (status.state.value, status.update, status.loss, status.seconds_left) == ("planned", 0, None, None)
+    assert rendered(run)
+
+
+def rendered(folder: Path) -> str:
+    out = io.StringIO()
+    render_status(folder, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_silence_of_a_running_run_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", heartbeat=time.time() - 130)
+    assert "no sign of life for 2:1" in rendered(run)
+    done = make_run(tmp_path / "done", state="finished", exit_code=0, update=100, heartbeat=time.time() - 9000)
+    assert "no sign" not in rendered(done)
+    assert "finished" in rendered(done)
+
+
+def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        make_run(tmp_path / "sweep" / str(number), update=number)
+    error = {"rank": 1, "reason": "killed by SIGKILL [9]"}
+    make_run(tmp_path / "sweep" / "group" / "one", state="failed", exit_code=3, error=error)
+    torn = make_run(tmp_path / "sweep" / "torn")
+    (torn / "status.json").write_text("{")
+    make_run(tmp_path / "sweep" / "too" / "deep" / "one")
+    names = [str(path.relative_to(tmp_path / "sweep")) for path in find_runs(tmp_path / "sweep")]
+    assert names == ["0", "2", "10", "group/one", "torn"]
+    text = rendered(tmp_path / "sweep")
+    assert "10/100" in text
+    assert "group/one: failed (exit 3): rank 1: killed by SIGKILL [9]" in text
+    assert "unreadable" in text
+    assert "torn: " in text
+
+
+def test_a_folder_without_a_run_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="no such folder"):
+        rendered(tmp_path / "nowhere")
+    with pytest.raises(LauncherError, match=r"no run here: a run's folder holds plan\.json"):
+        rendered(tmp_path)
+    run = make_run(tmp_path / "run", state="dreaming")
+    with pytest.raises(LauncherError, match="unknown state 'dreaming'"):
+        rendered(run)
+
+
+def test_status_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "here-it-is")
+    monkeypatch.chdir(tmp_path / "here-it-is")
+    assert "here-it-is" in rendered(Path("."))
