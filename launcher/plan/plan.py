@@ -89,6 +89,18 @@ class _Timing:
     validate_every: int | None
     log_every: int | None
 
+    def fields(self, windows: WindowTable | None) -> dict[str, Any]:
+        """The fields of the plan that follow from it."""
+        return {
+            "samples_per_epoch": windows.samples_used_per_epoch if windows else None,
+            "updates_per_epoch": windows.updates_per_epoch if windows else None,
+            "num_updates": self.num_updates,
+            "warmup_updates": self.rate.warmup_updates if self.rate else None,
+            "validate_every_updates": self.validate_every,
+            "log_every_updates": self.log_every,
+            "lr_table": self.rate.table() if self.rate else None,
+        }
+
 
 def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Plan:
     """The plan of one run. `world`: the ranks, where they are known already (on a rank); None: worked out.
@@ -130,15 +142,9 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         strategy=config.strategy.name.value,
         layout=_layout(config, facts),
         seed=config.run.seed,
-        samples_per_epoch=windows.samples_used_per_epoch if windows else None,
-        updates_per_epoch=windows.updates_per_epoch if windows else None,
-        num_updates=timing.num_updates,
-        warmup_updates=timing.rate.warmup_updates if timing.rate else None,
-        validate_every_updates=timing.validate_every,
-        log_every_updates=timing.log_every,
+        **timing.fields(windows),
         base_lr=float(optimizer["lr"]),
         lr=scaled.lr,
-        lr_table=timing.rate.table() if timing.rate else None,
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
         param_groups=param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters),

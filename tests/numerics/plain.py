@@ -3,7 +3,6 @@ the task's code."""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -34,14 +33,14 @@ def train(
 
 
 def relative_difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """‖g − g_ref‖ / ‖g_ref‖ over all parameters, in float64."""
+    """norm of (g - g_ref) / norm of g_ref over all parameters, in float64."""
     assert mine.keys() == reference.keys()
     difference = sum(float((mine[n].double() - reference[n].double()).square().sum()) for n in reference)
     return (difference / sum(float(one.double().square().sum()) for one in reference.values())) ** 0.5
 
 
 def largest_difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """max|p − p_ref| / max|p_ref| over all parameters, in float64."""
+    """max|p - p_ref| / max|p_ref| over all parameters, in float64."""
     assert mine.keys() == reference.keys()
     difference = max(float((mine[n].double() - reference[n].double()).abs().max()) for n in reference)
     return difference / max(float(one.double().abs().max()) for one in reference.values())

@@ -6,9 +6,10 @@ import plain
 import pytest
 import torch
 from configs import PLAIN, config_text
+from toys import Sequences, trained, window_gradients
+
 from launcher.models import GPT
 from launcher.tasks import CausalLM
-from toys import Sequences, trained, window_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,9 @@ def test_parameters_after_five_updates_with_a_clip_that_bites(
     expected = model(dtype)
     lines = plain.train(expected, task, Sequences(), GLOBAL, 5, kind(expected.parameters(), **arguments), max_norm)
     assert min(line["grad_norm"] for line in lines) > 2 * max_norm  # the clip bites in every update
-    found = ranks.run(trained, [config(dtype, 1, *more, "batch.layout=arrival"), config(dtype, 3, *more)], world_size=degree)
+    found = ranks.run(
+        trained, [config(dtype, 1, *more, "batch.layout=arrival"), config(dtype, 3, *more)], world_size=degree
+    )
     for of_rank in found:
         for run in of_rank:
             assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE[dtype]

@@ -3,6 +3,8 @@
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from launcher.config.schema import Device
 from launcher.config.validate import parse
 from launcher.plan.mesh import World
@@ -11,7 +13,6 @@ from launcher.train.fit import Fit
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
 from launcher.train.run import assemble
 from launcher.train.window import Place
-from torch import Tensor, nn
 
 SEQUENCES = 17
 
