@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator
 
+import sys
+from pathlib import Path
+
 import pytest
 from needs import Needs, Probe
 from ranks import RankPool
+
+# what a user of the examples has by standing in their folder; ranks inherit it
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 SERVICES: dict[str, Probe] = {}
 """Services that tests can need, by name: each a probe that says what is missing, or None."""

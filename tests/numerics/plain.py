@@ -28,7 +28,7 @@ def train(
         loss.backward()
         norm = clip_grad_norm_(model.parameters(), float("inf") if max_norm is None else max_norm)
         optimizer.step()
-        lines.append({"loss": float(loss), "grad_norm": float(norm)})
+        lines.append({"loss": loss.item(), "grad_norm": norm.item()})
     return lines
 
 

@@ -32,6 +32,17 @@ class Sequences:
         return self.samples[index]
 
 
+class Masked:
+    """Four sequences; every label of the first two is masked."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        tokens = [1 + index, 2, 3, 4]
+        return {"input_ids": tokens, "labels": [-100] * 4 if index < 2 else tokens}
+
+
 class Branches(nn.Module):
     """Two weights of which each sample uses one, and one that no sample uses: a sample is (branch, target)."""
 
@@ -127,13 +138,16 @@ def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]
                 }
             )
 
+        validations: list[int] = []
         fit.reporter.update = record  # type: ignore[method-assign]
+        fit.reporter.validation = lambda progress, kept=validations: kept.append(progress.update)  # type: ignore
         progress = fit.run()
         found.append(
             {
                 "state": fit.sharding.full_state(),
                 "lines": lines,
                 "validation": progress.validation,
+                "validations": validations,
                 "gradients_left": [one.grad is not None for one in fit.sharding.parameters],
             }
         )
