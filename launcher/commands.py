@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
@@ -63,6 +64,7 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
     parser = get_args_parser()
     parser.prog = f"launcher {command}"
     parser.allow_abbrev = False
+    parser.error = _refuse_arguments  # type: ignore[method-assign]  # one message instead of the usage
     options = parser.parse_args(list(argv))
     if options.config_path is not None:
         raise LauncherError(
@@ -77,21 +79,29 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
     return options, Arguments(options.overrides, options.config_name or "config", options.config_dir)
 
 
+def _refuse_arguments(message: str) -> NoReturn:
+    raise LauncherError(f"{message}; launcher train --hydra-help lists the flags")
+
+
 def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> bool:
     """Whether the user asked for one of Hydra's own outputs, which is then printed."""
     parser, name = get_args_parser(), arguments.config_name
     overrides = list(arguments.overrides)
+    if options.help or options.cfg or options.info:
+        compose(hydra, arguments)  # a mistake is said as for any other command
     if options.help:
         hydra.app_help(config_name=name, args_parser=parser, args=options)
     elif options.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=options)
     elif options.cfg:
-        compose(hydra, arguments)
         hydra.show_cfg(name, overrides, options.cfg, options.package, resolve=options.resolve)
     elif options.info:
         hydra.show_info(options.info, config_name=name, overrides=overrides, run_mode=RunMode.RUN)
     elif options.shell_completion:
-        hydra.shell_completion(config_name=name, overrides=overrides)
+        try:
+            hydra.shell_completion(config_name=name, overrides=overrides)
+        except ValueError as error:
+            raise LauncherError(f"--shell-completion: {error}") from error
     else:
         return False
     return True

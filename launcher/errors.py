@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class Exit(IntEnum):
@@ -27,7 +27,14 @@ class ConfigError(LauncherError):
 
     def __init__(self, key: str, given: object, problem: str, *, hint: str = "") -> None:
         self.key, self.given, self.problem, self.hint = key, given, problem, hint
-        super().__init__(f"{key}={given}: {problem}" + (f"\n  {hint}" if hint else ""))
+        super().__init__(f"{key}={_shown(given)}: {problem}" + (f"\n  {hint}" if hint else ""))
+
+
+def _shown(given: object) -> object:
+    """A value as it is spelt on the command line."""
+    if isinstance(given, Enum):
+        return given.name
+    return "null" if given is None else str(given).lower() if isinstance(given, bool) else given
 
 
 class DataError(LauncherError):

@@ -53,6 +53,8 @@ def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -
     """
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
+    if isinstance(error, OverrideParseException):
+        return _not_an_override(error)
     cause: BaseException = error.__cause__ or error
     key = getattr(cause, "full_key", None)
     if key and isinstance(cause, OmegaConfBaseException):
@@ -61,16 +63,23 @@ def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -
             return unknown_key(key, given, known_keys, overrides)
         text = str(cause).splitlines()[0]
         if "does not support deletion" in text:
-            text = "a key of the schema can be set, not deleted"
+            return LauncherError(f"~{key}: a key of the schema can be set, not deleted")
         may_be = allowed(key)
         return ConfigError(key, given, text, hint=f"allowed: {may_be}" if may_be else "")
-    if isinstance(error, OverrideParseException):
-        return LauncherError(f"{error.override}: not an override of the form key=value: {_plain(str(error))}")
     if isinstance(error, HydraException | OmegaConfBaseException):
         return LauncherError(_plain(str(error)))
     if isinstance(error, ValueError) and "group override" in str(error):
         return LauncherError(f"{error} (the groups are {', '.join(GROUPS)})")
     raise error
+
+
+def _not_an_override(error: OverrideParseException) -> LauncherError:
+    text = f"{error.override}: not an override of the form key=value: {_plain(str(error))}"
+    key, equals, value = str(error.override).partition("=")
+    if key and value:  # characters that mean something to Hydra's grammar
+        quoted = value.replace("'", "").replace('"', "")
+        text += f"\n  a text with other characters than letters is put in quotes: '{key}{equals}\"{quoted}\"'"
+    return LauncherError(text)
 
 
 def _plain(text: str) -> str:
@@ -82,9 +91,11 @@ def _plain(text: str) -> str:
 def _missing_choice(error: MissingConfigException) -> LauncherError:
     missing = error.missing_cfg_file or ""
     options = [option for option in error.options or [] if not option.endswith("_schema")]
+    group, _, choice = missing.rpartition("/")
+    if not options and not group and choice:
+        return LauncherError(f"--config-name {choice}: there is no {choice}.yaml in conf/ or in --config-dir")
     if not options:
         return LauncherError(_plain(str(error)))
-    group, _, choice = missing.rpartition("/")
     hint = " ".join(filter(None, [f"allowed: {', '.join(options)};", nearest(choice, options)])).rstrip(";")
     return ConfigError(group, choice, "there is no such choice in this group", hint=hint)
 
@@ -106,8 +117,8 @@ def unknown_key(key: str, given: str, known_keys: KnownKeys, overrides: Sequence
         keys = schema_keys()
     parent, _, name = key.rpartition(".")
     siblings = [one.rpartition(".")[2] for one in keys if one.rpartition(".")[0] == parent]
-    close = nearest(name, siblings)
-    if close:
+    close = nearest(key, GROUPS) if "/" in key else nearest(name, siblings)
+    if close and "/" not in key:
         close = close.replace("'", f"'{parent}." if parent else "'", 1)
     elif not (parent and siblings):
         close = nearest(key, [*keys, *GROUPS])

@@ -7,7 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, ListConfig, Node, OmegaConf
+from omegaconf import (
+    BooleanNode,
+    Container,
+    DictConfig,
+    EnumNode,
+    FloatNode,
+    IntegerNode,
+    ListConfig,
+    Node,
+    OmegaConf,
+)
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from omegaconf.resolvers import oc
 
@@ -17,6 +27,7 @@ from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
 from launcher.errors import ConfigError, LauncherError, nearest
 
 _ROOT_KEYS = {*SECTIONS, *OPEN_SECTIONS, "model_weights"}
+_NO_TEXT = (IntegerNode, FloatNode, BooleanNode, EnumNode)
 _PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
 
 
@@ -53,9 +64,10 @@ def unread_keys(composed: DictConfig) -> list[str]:
 
 
 def _section(composed: DictConfig, section: str, schema: type) -> Any:
-    node = composed._get_node(section)
+    node = composed._get_node(section) if section in composed else None
     if not isinstance(node, DictConfig) or OmegaConf.get_type(node) is not schema:
-        raise ConfigError(section, node, "must stay a section", hint=f"its keys: {', '.join(_names(schema))}")
+        given = None if node is None or node._is_none() else node
+        raise ConfigError(section, given, "must stay a section", hint=f"its keys: {', '.join(_names(schema))}")
     for name in node:
         if name not in _names(schema):
             key = f"{section}.{name!s}"
@@ -79,7 +91,8 @@ def _explain_value(error: OmegaConfBaseException, section: str) -> LauncherError
         text += " (an interpolation that leads nowhere)"
     elif "missing" in text.lower():
         return ConfigError(key, "???", "must be given", hint=f"add {key}=… to the command")
-    return ConfigError(key, "?", text)
+    given = error.child_node._value() if isinstance(error.child_node, Node) else "?"
+    return ConfigError(key, given, text)
 
 
 def _open_section(composed: DictConfig, section: str) -> dict[str, Any]:
@@ -142,14 +155,17 @@ def freeze(composed: DictConfig) -> str:
     An environment variable stays a reference, also where another key refers to it, so that no secret reaches a file;
     only where a typed key of the schema needs a number or a choice does its value stand.
     """
+    open_nodes = dict(_interpolations(composed))
+    typed = [key for key, node in open_nodes.items() if isinstance(node, _NO_TEXT)]
     frozen = OmegaConf.create(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)))
-    for key in _interpolations(composed):
-        try:
-            with _environment_kept_open():
-                value = OmegaConf.select(composed, key, throw_on_resolution_failure=True)
-        except OmegaConfBaseException:  # a typed key: a reference is no number
-            value = OmegaConf.select(composed, key)
-        OmegaConf.update(frozen, key, value, merge=False, force_add=True)
+    for key in typed:
+        OmegaConf.update(frozen, key, OmegaConf.select(composed, key), merge=False)
+    with _environment_kept_open():
+        for key in [one for one in open_nodes if one not in typed]:
+            value = OmegaConf.select(frozen, key)
+            if isinstance(value, DictConfig | ListConfig):
+                value = OmegaConf.to_container(value, resolve=True)
+            OmegaConf.update(frozen, key, value, merge=False)
     for section in ("model", "task", "data", "model_weights"):
         if section in frozen:
             _absolute_paths(frozen, section)
@@ -158,14 +174,33 @@ def freeze(composed: DictConfig) -> str:
 
 @contextmanager
 def _environment_kept_open() -> Iterator[None]:
-    OmegaConf.register_new_resolver("oc.env", lambda *args: "${oc.env:" + ",".join(map(str, args)) + "}", replace=True)
+    """While inside, environment variables resolve to their own references, and what decodes one stays around it."""
+
+    def decode(text: str | None, _parent_: Container, _node_: Node) -> Any:
+        if text is not None and "${oc.env:" in text:
+            return "${oc.decode:" + text + "}"
+        return oc.decode(text, _parent_, _node_)
+
+    register = OmegaConf.register_new_resolver
+    register("oc.env", lambda *values: "${oc.env:" + ",".join(map(_argument, values)) + "}", replace=True)
+    register("oc.decode", decode, replace=True)
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        register("oc.env", oc.env, replace=True)
+        register("oc.decode", oc.decode, replace=True)
 
 
-def _interpolations(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
+def _argument(value: Any) -> str:
+    """A resolver's argument as it is written in an interpolation."""
+    if value is None:
+        return "null"
+    text = str(value)
+    return text if "${" in text or re.fullmatch(r"[\w.]+", text) else "'" + text.replace("'", "\\'") + "'"
+
+
+def _interpolations(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    """The nodes below `node` that are interpolations, by their dotted keys."""
     names: Iterable[Any] = range(len(node)) if isinstance(node, ListConfig) else list(node)
     for name in names:
         child = node._get_node(name)
@@ -173,7 +208,7 @@ def _interpolations(node: DictConfig | ListConfig, prefix: str = "") -> Iterator
         if not isinstance(child, Node):
             continue
         if child._is_interpolation():
-            yield key
+            yield key, child
         elif isinstance(child, DictConfig | ListConfig) and not child._is_none() and not child._is_missing():
             yield from _interpolations(child, key)
 

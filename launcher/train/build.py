@@ -1,6 +1,7 @@
 """Objects from their dotted paths: checked against the signature first, so that a typo is one line and no traceback."""
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,8 +29,10 @@ def build(spec: Mapping[str, Any], key: str, **extra: Any) -> Any:
         return made(**extra) if extra else made
     except Exception as error:
         cause = error.__cause__ or error
-        if isinstance(cause, LauncherError):
+        if isinstance(cause, ConfigError):
             raise cause from None
+        if isinstance(cause, LauncherError):
+            raise type(cause)(f"{key}: {cause}") from None
         where = traceback.extract_tb(cause.__traceback__)[-1]
         text = f"{spec['_target_']} raised {type(cause).__name__}: {cause}"
         raise LauncherError(f"{key}: {text}\n  at {where.filename}:{where.lineno}") from cause
@@ -41,7 +44,9 @@ def locate(path: str, key: str) -> Any:
         target = get_object(path)
     except Exception as error:
         cause = error.__cause__ or error
-        hint = "the folder where the command was given and --config-dir are importable"
+        module, _, name = path.rpartition(".")
+        hint = nearest(name, vars(sys.modules[module])) if module in sys.modules else ""
+        hint = hint or "the folder where the command was given and --config-dir are importable"
         raise ConfigError(key, path, f"can't be imported: {cause}", hint=hint) from error
     if not callable(target):
         raise ConfigError(key, path, f"is a {type(target).__name__}, not a class or a function")

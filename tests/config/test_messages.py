@@ -1,0 +1,179 @@
+"""A user's mistake ends with 2 and one message: the key, what was given, what is allowed, the nearest spelling."""
+
+import os
+import re
+
+import pytest
+
+TWO_RANKS = ("cluster.device=cpu", "cluster.ranks_per_node=2")
+
+MISTAKES = {
+    "unknown key": (
+        ["batch.globl_batch_size=3"],
+        ["batch.globl_batch_size=3", "did you mean 'batch.global_batch_size'"],
+    ),
+    "unknown key, nothing like it": (["logging.colour=red"], ["logging.colour=red", "has the keys progress"]),
+    "unknown key of a nested choice": (["schedule.decay.finl=0"], ["did you mean 'schedule.decay.final'"]),
+    "unknown key of the model": (["model.num_layrs=3"], ["did you mean 'model.num_layers'"]),
+    "further argument": (["model.bias=true"], ["a further argument is added with +model.bias=true"]),
+    "unknown root key": (["foo=3"], ["foo=3", "the configuration has the keys run, data"]),
+    "added root key like a known one": (["+modle=3"], ["modle=3", "did you mean 'model'"]),
+    "added section like a known one": (["+optimiser.lr=3"], ["optimiser", "did you mean 'optimizer'"]),
+    "unknown group": (["schedul/decay=cosine"], ["schedul/decay=cosine", "did you mean 'schedule/decay'"]),
+    "missing choice": (["data=txt"], ["data=txt", "no such choice", "custom", "python_stdlib", "did you mean 'text'"]),
+    "missing choice of a nested group": (["schedule/decay=cosin"], ["constant, cosine", "did you mean 'cosine'"]),
+    "missing choice of a strategy": (["strategy=single_gpu"], ["strategy=single_gpu", "ddp", "did you mean 'single'"]),
+    "text for a number": (["training.max_grad_norm=big"], ["training.max_grad_norm=big", "allowed: a number or null"]),
+    "text for a whole number": (["run.seed=x"], ["run.seed=x", "allowed: a whole number"]),
+    "fraction for a whole number": (["run.seed=1.5"], ["run.seed=1.5", "allowed: a whole number"]),
+    "null where something must be": (["run.name=null"], ["run.name=null", "allowed: text"]),
+    "text for a truth": (["data.shuffle=maybe"], ["data.shuffle=maybe", "allowed: true or false"]),
+    "misspelt option": (["training.on_nonfinite=skipp"], ["training.on_nonfinite=skipp", "one of skip, stop"]),
+    "value of a section": (["batch=3"], ["batch=3", "must stay a section", "global_batch_size, micro_batch_size"]),
+    "null of a section": (["batch=null"], ["batch=null", "must stay a section"]),
+    "gas 0": (["batch.gradient_accumulation_steps=0"], ["batch.gradient_accumulation_steps=0", "at least 1 or auto"]),
+    "gas -1": (["batch.gradient_accumulation_steps=-1"], ["batch.gradient_accumulation_steps=-1", "at least 1"]),
+    "micro 0": (["batch.micro_batch_size=0"], ["batch.micro_batch_size=0", "at least 1 or auto"]),
+    "half a sample": (["batch.global_batch_size=1.5"], ["batch.global_batch_size=1.5", "a whole number"]),
+    "list": (["batch.micro_batch_size=[1,2]"], ["batch.micro_batch_size=[1, 2]", "a whole number"]),
+    "misspelt auto": (["batch.micro_batch_size=atuo"], ["did you mean 'auto'"]),
+    "no ranks": (
+        ["cluster.device=cpu", "cluster.ranks_per_node=0"],
+        ["cluster.ranks_per_node=0", "at least 1 or auto"],
+    ),
+    "contradiction": (
+        ["batch.global_batch_size=64", "batch.micro_batch_size=4", "batch.gradient_accumulation_steps=3", *TWO_RANKS],
+        [
+            "batch.gradient_accumulation_steps=3",
+            "batch.global_batch_size=64",
+            "batch.micro_batch_size=4",
+            "data_parallel_degree=2",
+            "ceil(ceil(64 / 2) / 4) = 8",
+            "batch.gradient_accumulation_steps=8, or batch.micro_batch_size=11, or batch.global_batch_size=24",
+        ],
+    ),
+    "too little said": (["batch.global_batch_size=null"], ["batch.global_batch_size=null", "needs both as numbers"]),
+    "unit": (["training.duration=5 epohcs"], ["training.duration=5 epohcs", "did you mean 'epochs'", "90 epochs"]),
+    "no duration": (["training.duration=null"], ["training.duration=null", "a bare integer is updates"]),
+    "percentage of itself": (["training.duration=10%"], ["training.duration=10%", "percentage of itself"]),
+    "no updates": (["training.duration=0"], ["training.duration=0", "at least one update"]),
+    "negative warmup": (["schedule.warmup=-1"], ["schedule.warmup=-1", "is negative"]),
+    "single on two ranks": (["strategy=single", *TWO_RANKS], ["strategy=single", "not on 2", "strategy=ddp"]),
+    "mesh": (["mesh.dp_replicate=3", *TWO_RANKS], ["mesh.dp_replicate=3", "not the world of 2 ranks", "-1"]),
+    "scaling without a base": (["scaling.rule=linear"], ["scaling.base_batch_size=null", "scaling.rule=linear needs"]),
+    "rate": (["optimizer.lr=fast"], ["optimizer.lr=fast", "a finite number of at least 0"]),
+    "key of a parameter group": (
+        ["optimizer.groups=[{match:x,lrscale:3}]"],
+        ["optimizer.groups[0]", "lrscale", "match, lr_scale, weight_decay"],
+    ),
+    "pattern": (["optimizer.groups=[{match:'('}]"], ["optimizer.groups[0].match=(", "not a regular expression"]),
+    "no target": (["model=custom"], ["model._target_=???", "add model._target_="]),
+    "no target of the data": (["data=custom"], ["data.train._target_=???", "add data.train._target_="]),
+    "null data": (["data=custom", "data.train=null"], ["data.train._target_=null", "the dotted path of a class"]),
+    "target without a module": (["model._target_=GPT"], ["model._target_=GPT", "mymodule.MyClass"]),
+    "argument that must be given": (["data=text"], ["data.train.path=???", "add data.train.path="]),
+    "deleted key": (["~training.duration"], ["~training.duration", "can be set, not deleted"]),
+    "deleted section": (["~training"], ["training", "must stay a section", "duration, max_grad_norm"]),
+    "deleted group": (["~model"], ["model", "must be given", "model=custom"]),
+    "deleted rate": (["~optimizer.lr"], ["optimizer.lr", "a finite number"]),
+    "chdir": (["hydra.job.chdir=true"], ["hydra.job.chdir=true", "leave it out"]),
+    "no equals sign": (["training.duration"], ["training.duration", "key=value"]),
+    "two equals signs": (["training.duration==3"], ["training.duration==3", "key=value", "in quotes"]),
+    "character of the grammar": (["+model.root=~/x"], ["+model.root=~/x", "in quotes", '"~/x"']),
+    "comma without a sweep": (["run.seed=1,2"], ["run.seed=1,2", "--multirun"]),
+    "reference that leads nowhere": (["run.seed=${nowhere}"], ["run.seed=${nowhere}", "'nowhere'"]),
+    "environment that isn't set": (
+        ["run.name=${oc.env:NOT_SET}"],
+        ["run.name=${oc.env:NOT_SET}", "'NOT_SET' not found"],
+    ),
+    "config-dir": (["--config-dir", "nowhere"], ["--config-dir nowhere", "no such folder"]),
+    "config-name": (["--config-name", "nothing"], ["--config-name nothing", "there is no nothing.yaml"]),
+    "config-path": (["--config-path", "x"], ["--config-path", "--config-dir"]),
+    "unknown flag": (["--verbose"], ["--verbose", "--hydra-help"]),
+    "bad choice of a flag": (["--cfg", "jobs"], ["jobs", "'job', 'hydra', 'all'"]),
+    "mistake beside --cfg": (["--cfg", "job", "run.sed=3"], ["did you mean 'run.seed'"]),
+    "mistake beside --help": (["--help", "run.sed=3"], ["did you mean 'run.seed'"]),
+    "mistake beside --info": (["--info", "defaults", "run.sed=3"], ["did you mean 'run.seed'"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("what", ["train", "plan"])
+def test_a_mistake_is_refused_with_one_message(command, monkeypatch, what, name):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    overrides, expected = MISTAKES[name]
+    said = command(what, *overrides)
+    assert said.code == 2
+    assert said.err.startswith(f"launcher {what}: ")
+    for text in expected:
+        assert text in said.err
+    assert "Traceback" not in said.err
+    assert not said.out
+    assert len(said.err.strip().splitlines()) <= 5
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("typed", ["'8'", '"8"', "8.0", "8e0"])
+def test_a_number_counts_however_it_was_typed(command, typed):
+    said = command("plan", f"batch.gradient_accumulation_steps={typed}", "batch.micro_batch_size=4", *TWO_RANKS)
+    assert said.code == 0
+    assert re.search(r"micro-batches of 4 x 8 steps", said.out)
+
+
+@pytest.mark.parametrize("typed", ["8.5", "eight", "true", "inf", "nan", "[8]", "{a: 8}", "null"])
+def test_what_is_no_number_is_refused_by_its_key(command, typed):
+    said = command("plan", f"batch.gradient_accumulation_steps={typed}")
+    assert said.code == 2
+    assert "batch.gradient_accumulation_steps=" in said.err
+    assert "must be a whole number of at least 1 or auto" in said.err
+
+
+def test_a_key_of_ones_own_is_allowed_and_said_to_be_unread(command):
+    assert "note mine: nothing reads this key" in command("plan", "+mine=3").out
+    assert "nothing reads" not in command("plan", "+mine=3", "model.num_layers=${mine}").out
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["status"], "DIR"),
+        (["status", "a", "b"], "unrecognized arguments: b"),
+        (["status", "nowhere"], "nowhere: no such folder"),
+        (["status", "."], "no run here"),
+        (["export"], "RUN_DIR"),
+        (["export", "nowhere"], "nowhere: no run here"),
+        (["export", ".", "--outptu", "x"], "--outptu"),
+        (["trian"], "did you mean 'train'"),
+    ],
+)
+def test_wrong_arguments_of_a_command_are_refused(command, argv, text):
+    said = command(*argv)
+    assert said.code == 2
+    assert text in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.slow
+class TestWhatOnlyTheModelOrTheDataKnows:
+    @pytest.fixture
+    def no_facts(self):
+        """They are asked."""
+
+    @pytest.mark.parametrize(
+        ("overrides", "expected"),
+        [
+            (["+model.num_layrs=3"], ["model.num_layrs=3", "GPT takes no such argument", "did you mean 'num_layers'"]),
+            (["model._target_=nowhere.Thing"], ["model._target_=nowhere.Thing", "can't be imported", "importable"]),
+            (["model._target_=launcher.models.GTP"], ["launcher.models.GTP", "did you mean 'GPT'"]),
+            (["~model.num_layers"], ["model.num_layers", "GPT needs this argument"]),
+            (["data=text", "data.train.path=not/there"], ["data.train: ", "not/there"]),
+            (["+optimizer.momentm=1"], ["optimizer.momentm=1", "AdamW takes no such argument"]),
+        ],
+    )
+    def test_is_refused_before_any_rank_starts(self, command, overrides, expected):
+        said = command("train", *overrides)
+        assert said.code == 2
+        for text in expected:
+            assert text in said.err
+        assert "Traceback" not in said.err
+        assert os.listdir() == []
