@@ -1,0 +1,150 @@
+"""config.yaml: frozen once, read the same by every rank, and without a secret."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from configs import config_text
+
+from launcher import commands
+from launcher.config.compose import Arguments, compose, hydra_session, task_config
+from launcher.config.schema import SubmitKind
+from launcher.config.validate import freeze, parse
+from launcher.errors import Exit
+from launcher.submit.local import Local
+
+SECRET = "hush-4711"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.setenv("NUMBER", "7")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("${oc.env:SECRET}", "${oc.env:SECRET}"),
+        ("pre-${oc.env:SECRET}-post", "pre-${oc.env:SECRET}-post"),
+        ("${mine.token}", "${oc.env:SECRET}"),
+        ("${mine.token}-${run.seed}", "${oc.env:SECRET}-7"),
+        ("${oc.env:NOT_SET,${oc.env:SECRET}}", "${oc.env:NOT_SET,${oc.env:SECRET}}"),
+        ("${oc.select:mine.token}", "${oc.env:SECRET}"),
+    ],
+)
+def test_a_secret_stays_a_reference(value, kept):
+    text = config_text("+mine.token=${oc.env:SECRET}", "run.seed=${oc.env:NUMBER}", f"+model.note='{value}'")
+    assert SECRET not in text
+    assert yaml.safe_load(text)["model"]["note"] == kept
+    assert parse(text).model["note"] == re.sub(r"\$\{oc.env:(NOT_SET.*)?SECRET\}+", SECRET, kept)
+
+
+def test_a_secret_stays_a_reference_where_a_whole_section_is_referred_to():
+    text = config_text("+mine={token:${oc.env:SECRET},list:[1,${oc.env:SECRET}]}", "+model.note=${mine}")
+    assert SECRET not in text
+    assert parse(text).model["note"] == {"token": SECRET, "list": [1, SECRET]}
+
+
+def test_a_typed_key_is_resolved():
+    text = config_text("run.seed=${oc.env:NUMBER}", "schedule.decay.final=${oc.env:NOT_SET,0.5}")
+    assert yaml.safe_load(text)["run"]["seed"] == 7
+    assert yaml.safe_load(text)["schedule"]["decay"]["final"] == 0.5
+
+
+def test_text_of_the_schema_stays_a_reference():
+    text = config_text("run.name=${oc.env:SECRET}")
+    assert SECRET not in text
+    assert parse(text).run.name == SECRET
+
+
+@pytest.mark.parametrize(
+    ("default", "read"), [("null", None), ("word", "word"), ("a b c", "a b c"), ('"x, y"', "x, y"), ("it's", "it's")]
+)
+def test_the_default_of_a_variable_survives(default, read):
+    argument = default if default != "it's" else '"it\'s"'
+    quoted = f"${{oc.env:NOT_SET,{argument}}}".replace("'", "\\'")
+    assert parse(config_text(f"+model.note='{quoted}'")).model["note"] == read
+
+
+def test_a_decoded_variable_is_decoded_on_the_rank():
+    text = config_text("+model.width='${oc.decode:${oc.env:NUMBER}}'", "optimizer.lr='${oc.decode:${oc.env:NUMBER}}'")
+    config = parse(text)
+    assert config.model["width"] == 7
+    assert config.optimizer["lr"] == 7
+
+
+def test_what_is_random_or_of_the_moment_is_frozen():
+    text = config_text("+model.when=${now:%H%M%S%f}", "+model.stamp='${launcher.stamp:}'")
+    assert "${" not in text
+    assert parse(text).model == parse(text).model
+    assert yaml.safe_load(text)["model"]["when"].isdecimal()
+
+
+def test_reading_and_freezing_go_round():
+    text = config_text(
+        "schedule/decay=step",
+        "schedule.decay.at=[10,90%]",
+        "batch.layout=arrival",
+        "scaling.rule=sqrt",
+        "scaling.base_batch_size=32",
+        "training.max_grad_norm=null",
+        "optimizer.groups=[{match:bias,lr_scale:2}]",
+    )
+    config = parse(text)
+    assert parse(text) == config
+    assert config.schedule.decay.at == [10, "90%"]
+    assert config.batch.layout.name == "arrival"
+    assert config.training.max_grad_norm is None
+    assert config.optimizer["groups"] == [{"match": "bias", "lr_scale": 2.0, "weight_decay": None}]
+
+
+def test_relative_paths_become_absolute():
+    text = config_text(
+        "data=text",
+        "data.train.path=books",
+        "model_weights=start.safetensors",
+        "+model.root=/there",
+        "+model.cache_dir=here",
+        "+model.url_path='s3://bucket/key'",
+        "+model.place=${data.train.path}",
+    )
+    config, here = parse(text), Path.cwd()
+    assert config.data.train["path"] == str(here / "books")
+    assert config.data.validation["path"] == str(here / "books")
+    assert config.model_weights == str(here / "start.safetensors")
+    assert config.model["root"] == "/there"
+    assert config.model["cache_dir"] == str(here / "here")
+    assert config.model["url_path"] == "s3://bucket/key"
+
+
+def test_every_choice_and_change_of_the_command_is_in_the_file(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "small.yaml").write_text("defaults: [config, _self_]\nrun: {name: small}\n", encoding="utf-8")
+    overrides = ("optimizer=sgd", "+model.extra=1", "~optimizer.nesterov", "+model.when=${now:%f}")
+    arguments = Arguments(overrides, config_name="small", config_dir=str(folder))
+    with hydra_session(arguments) as hydra:
+        config = parse(freeze(task_config(compose(hydra, arguments))))
+    assert config.run.name == "small"
+    assert config.optimizer["_target_"] == "torch.optim.SGD"
+    assert "nesterov" not in config.optimizer
+    assert config.model["extra"] == 1
+
+
+def test_no_file_of_a_run_holds_a_secret(command, monkeypatch, tmp_path):
+    class Nowhere(Local):
+        def submit(self, run, plan, launch, console, *, live):
+            return Exit.RANK_FAILED
+
+    monkeypatch.setitem(commands._BACKENDS, SubmitKind.local, Nowhere)
+    said = command("train", "+model.note='pre-${oc.env:SECRET}'", "+model.seed=${run.seed}", "hydra.run.dir=run")
+    assert said.code == Exit.RANK_FAILED
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    written = {str(path.relative_to(tmp_path)) for path in files}
+    assert written >= {"run/config.yaml", "run/plan.json", "run/status.json", "run/.hydra/config.yaml"}
+    assert not [path for path in files if SECRET in path.read_text(encoding="utf-8")]
+    assert SECRET not in said.out + said.err
