@@ -91,6 +91,13 @@ class Text(ByteSamples):
 
 def check_arguments(split: str | None, holdout: float, max_bytes: int) -> None:
     """Raises DataError for arguments of a text set that can't work."""
+    check_split(split, holdout)
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+        raise DataError(f"max_bytes={max_bytes}: must be a whole number of at least 1")
+
+
+def check_split(split: str | None, holdout: float) -> None:
+    """Raises DataError for a split that there isn't, or a share that can't be held out."""
     if split is not None and split not in SPLITS:
         allowed = f"split={split!r}: must be train, validation or null"
         raise DataError(f"{allowed}\n  {nearest(str(split), SPLITS)}".rstrip())
@@ -98,8 +105,6 @@ def check_arguments(split: str | None, holdout: float, max_bytes: int) -> None:
         raise DataError(f"holdout={holdout}: must be a share from 0 to below 1")
     if split == "validation" and holdout == 0.0:
         raise DataError("holdout=0 leaves nothing for split='validation'")
-    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
-        raise DataError(f"max_bytes={max_bytes}: must be a whole number of at least 1")
 
 
 def select(names: Sequence[str], split: str | None, holdout: float) -> list[int]:
