@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -73,21 +74,34 @@ def build_model(config: Config, *, device: str = "cpu") -> nn.Module:
         model = build(config.model, "model")
     if not isinstance(model, nn.Module):
         raise ConfigError("model._target_", config.model["_target_"], "must make a torch.nn.Module")
-    if config.model_weights is not None and device != "meta":
-        load_weights(model, config.model_weights)
+    if config.model_weights is not None:
+        check_weights(model, config.model_weights)
+        if device != "meta":
+            model.load_state_dict(load_file(config.model_weights), strict=True)
     return model
 
 
-def load_weights(model: nn.Module, path: str) -> None:
-    """Copies the weights of a safetensors file into `model`. Raises ConfigError where keys or shapes differ."""
+def check_weights(model: nn.Module, path: str) -> None:
+    """That a safetensors file holds this model's state, by its names and shapes, without reading the weights.
+
+    Raises:
+        ConfigError: the file can't be read, or names or shapes differ.
+    """
     try:
-        state = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 — not a dict
     except Exception as error:
         raise ConfigError("model_weights", path, f"can't be read as a safetensors file: {error}") from error
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise ConfigError("model_weights", path, f"doesn't fit the model: {error}") from error
+    wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
+    other = [f"{name} {shape} for {wanted[name]}" for name, shape in shapes.items() if shape != wanted.get(name, shape)]
+    problems = [
+        ("lacks", sorted(wanted.keys() - shapes.keys())),
+        ("holds beside them", sorted(shapes.keys() - wanted.keys())),
+        ("differs in shape", other),
+    ]
+    said = "; ".join(f"{what} {', '.join(names[:5])}{' …' * (len(names) > 5)}" for what, names in problems if names)
+    if said:
+        raise ConfigError("model_weights", path, f"doesn't fit the model: {said}")
 
 
 def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
