@@ -33,6 +33,8 @@ class Facts:
     """Whether the task can tell the length of a sample."""
     num_layers: int | None = None
     """Length of the model's `layers`, where it has them."""
+    batch_norm_layers: int | None = None
+    """Modules of batch norm in the model."""
     cuda_devices: int | None = None
     updates_at_tokens: dict[str, int] = field(default_factory=dict)
     """For each duration in tokens: the windows that reach it. Keys are the tokens as an exact fraction."""

@@ -131,6 +131,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     _check_training(config)
     timing = _timing(config, facts, windows, peak=scaled.lr)
     notes = [*world.notes, *filter(None, [batch.advice()]), *_rule_notes(config.scaling, optimizer)]
+    notes += _batch_norm_notes(facts, batch, windows)
     notes += timing.rate.notes() if timing.rate else []
     return Plan(
         **asdict(batch),
@@ -223,6 +224,28 @@ def _check_training(config: Config) -> None:
         raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1")
     if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
+
+
+def _batch_norm_notes(facts: Facts, batch: BatchPlan, windows: WindowTable | None) -> list[str]:
+    if not facts.batch_norm_layers:
+        return []
+    layers = f"batch norm ({facts.batch_norm_layers} layers)"
+    steps, degree = batch.gradient_accumulation_steps, batch.data_parallel_degree
+    if steps == degree == 1:
+        return [f"{layers}: its statistics are those of the whole window, since 1 rank takes it in 1 step"]
+    sizes = {batch.global_batch_size}
+    if windows is not None:
+        last = windows.window(windows.updates_per_epoch)
+        sizes.add(last.stop - last.start)
+    parts = [part for size in sizes for rank in (0, degree - 1) for part in batch.micro_slices(size, rank) if part]
+    fewest = min(map(len, parts))
+    alone = ", which torch refuses where a channel has a single value" if fewest == 1 else ""
+    return [
+        f"{layers}: its statistics are those of one micro-batch on one rank, {batch.micro_batch_size} samples (the "
+        f"smallest has {fewest}{alone}), so {steps} steps x {degree} ranks are not the same as one batch of "
+        f"{batch.global_batch_size}, and another layout trains another model; group norm has no such effect "
+        "(model.norm=group for launcher.models.ResNet)"
+    ]
 
 
 def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from launcher.errors import NonFiniteError
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
 from launcher.plan.schedule import LearningRate
 from launcher.run_dir import RunDir, State
+from launcher.train.batch_norm import BatchStatistics
 from launcher.train.evaluate import Validation
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.base import Sharding, StepResult
@@ -55,6 +56,9 @@ class Fit:
     reporter: "Reporter"
     progress: Progress = field(default_factory=Progress)
 
+    def __post_init__(self) -> None:
+        self._statistics = BatchStatistics(self.sharding.model, self.place)
+
     def run(self) -> Progress:
         """Trains to the last update.
 
@@ -83,9 +87,15 @@ class Fit:
         """The window's mean loss over all ranks and what its step did."""
         if window.weight == 0:
             return math.nan, StepResult(math.nan, applied=False)
+        statistics = self._statistics.copy()
         loss_sum = self.runner.run(window)
         loss = self.place.sum([float(loss_sum)])[0] / window.weight
-        return loss, self.sharding.step(lr, self.policy.max_grad_norm, finite=math.isfinite(loss))
+        step = self.sharding.step(lr, self.policy.max_grad_norm, finite=math.isfinite(loss))
+        if step.applied:
+            self._statistics.average()
+        else:
+            self._statistics.restore(statistics)
+        return loss, step
 
     def _validation_is_due(self) -> bool:
         update, every = self.progress.update, self.policy.validate_every

@@ -15,6 +15,7 @@ from launcher.config.schema import Config
 from launcher.errors import ConfigError, DataError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.facts import Facts, token_targets
+from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
 from launcher.train.optim import group_parameters
 from launcher.train.randomness import epoch_order, seed_model
@@ -117,6 +118,7 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         group_parameters=[sum(one.numel() for one in group) for group in groups],
         knows_lengths=callable(getattr(parts.task, "length", None)),
         num_layers=len(layers) if isinstance(layers, nn.ModuleList) and len(layers) else None,
+        batch_norm_layers=len(batch_norms(parts.model)),
         cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         updates_at_tokens=_updates_at_tokens(config, parts, degree),
     )

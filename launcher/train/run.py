@@ -79,7 +79,8 @@ def complete(config: Config, plan: Plan, parts: Parts) -> tuple[Plan, Facts]:
     check_against(Facts(**plan.facts), seen)
     world = World(plan.nodes, plan.ranks_per_node, Device(plan.device))
     solved = make_plan(config, seen, world=world).to_dict()
-    keep = {name: plan.to_dict()[name] for name in ("cwd", "pythonpath", "launch", "notes")}
+    keep = {name: plan.to_dict()[name] for name in ("cwd", "pythonpath", "launch")}
+    keep["notes"] = list(dict.fromkeys([*plan.notes, *solved["notes"]]))
     return Plan(**{**solved, **keep}), seen
 
 

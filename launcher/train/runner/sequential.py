@@ -1,8 +1,11 @@
 """Micro-batches one after another."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
+from launcher.train.batch_norm import untouched_buffers
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import Sharding
 from launcher.train.window import Window
@@ -25,7 +28,8 @@ class SequentialRunner:
         last = len(window.micro_batches) - 1
         for step, micro in enumerate(window.micro_batches):
             seed_micro_batch(self.seed, window.update, self.rank, step)
-            with self.sharding.micro_batch(last=step == last):
+            buffers = nullcontext() if micro.num_real else untouched_buffers(self.sharding.model)
+            with self.sharding.micro_batch(last=step == last), buffers:
                 scaled, total = self.sharding.forward(micro.batch, micro.num_real, scale)
                 torch.autograd.backward(scaled)
             loss_sum = total if loss_sum is None else loss_sum + total
