@@ -1,10 +1,8 @@
 """The commands that compose a configuration: train and plan."""
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,18 +15,12 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from launcher.config.compose import Arguments, compose, hydra_session, make_importable, task_config
-from launcher.config.schema import SubmitKind
-from launcher.config.validate import freeze, parse, unread_keys, validate
+from launcher.config.compose import Arguments, compose, hydra_session, make_importable
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import ask
-from launcher.plan.plan import Plan, make_plan
 from launcher.plan.show import print_plan
+from launcher.prepare import Prepared, draft, settle, short
 from launcher.run_dir import RunDir, to_json
-from launcher.submit.base import Backend
-from launcher.submit.local import Local
-
-_BACKENDS: dict[SubmitKind, type[Backend]] = {SubmitKind.local: Local}
 
 
 def train(argv: Sequence[str]) -> int:
@@ -38,8 +30,7 @@ def train(argv: Sequence[str]) -> int:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
         composed = compose(hydra, arguments)
-        text, plan, backend = _prepare(composed, arguments)
-        return _run(hydra, composed, arguments, text, plan, backend)
+        return _run(hydra, composed, arguments, _prepare(composed, arguments))
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -50,13 +41,12 @@ def plan(argv: Sequence[str]) -> int:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
         composed = compose(hydra, arguments)
-        _text, made, backend = _prepare(composed, arguments)
         where = _output_dir(composed)
-        made = replace(made, launch=asdict(backend.render(RunDir(where), made)))
+        made = _prepare(composed, arguments).plan_in(RunDir(where))
     if as_json:
         sys.stdout.write(to_json(made.to_dict()))
     else:
-        print_plan(made, _short(where), Console())
+        print_plan(made, short(where), Console())
     return 0
 
 
@@ -107,33 +97,19 @@ def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> b
     return True
 
 
-def _prepare(composed: DictConfig, arguments: Arguments) -> tuple[str, Plan, Backend]:
-    """The text of config.yaml, the plan, and where the ranks start. Raises LauncherError; nothing is written yet."""
-    HydraConfig.instance().set_config(composed)
-    tasks = task_config(composed)
-    validate(tasks)
-    text = freeze(tasks)
-    config = parse(text)
+def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
+    """The run, ready to start. Raises LauncherError; nothing is written yet."""
+    drafted = draft(composed, _output_dir(composed))
     pythonpath = make_importable(arguments)
-    facts = ask(text, pythonpath)
-    notes = [f"{key}: nothing reads this key" for key in unread_keys(tasks)]
-    made = make_plan(config, facts)
-    made = replace(made, cwd=os.getcwd(), pythonpath=pythonpath, notes=[*made.notes, *notes])
-    return text, made, _BACKENDS[config.submit.kind]()
+    return settle(drafted, ask(drafted.text, pythonpath), pythonpath)
 
 
 def _output_dir(composed: DictConfig) -> Path:
+    HydraConfig.instance().set_config(composed)  # for ${hydra:…} in it
     return Path(str(composed.hydra.run.dir)).absolute()
 
 
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, text: str, plan: Plan, backend: Backend) -> int:
+def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Prepared) -> int:
     """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
     where = _output_dir(composed)
     if RunDir(where).config.exists():
@@ -143,11 +119,11 @@ def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, text: str, pl
 
     def job(_: DictConfig) -> int:
         run = RunDir(where)
-        made = replace(plan, launch=asdict(backend.render(run, plan)))
-        run.create(text, to_json(made.to_dict()))
-        print_plan(made, _short(where), console)
-        launch = backend.render(run, made)
-        code = backend.submit(run, made, launch, console, live=live)
+        plan = prepared.plan_in(run)
+        run.create(prepared.text, to_json(plan.to_dict()))
+        print_plan(plan, short(where), console)
+        launch = prepared.backend.render(run, plan)
+        code = prepared.backend.submit(run, plan, launch, console, live=live)
         _print_end(run, code, console)
         return code
 
@@ -179,10 +155,10 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
         console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
         console.print(error["reason"], markup=False, highlight=False)
         if error.get("log"):
-            console.print(f"log     {_short(Path(error['log']))}", markup=False, highlight=False)
+            console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
-    console.print(f"folder  {_short(run.path)}", markup=False, highlight=False)
+    console.print(f"folder  {short(run.path)}", markup=False, highlight=False)
 
 
 def _print_result(result: dict[str, object], console: Console) -> None:

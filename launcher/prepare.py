@@ -1,0 +1,78 @@
+"""From a composed configuration to a run that can start: the same for one run and for each run of a sweep."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, open_dict, read_write
+
+from launcher.config.compose import task_config
+from launcher.config.schema import Config, SubmitKind
+from launcher.config.validate import freeze, parse, unread_keys, validate
+from launcher.plan.facts import Facts
+from launcher.plan.plan import Plan, make_plan
+from launcher.run_dir import RunDir
+from launcher.submit.base import Backend
+from launcher.submit.local import Local
+
+BACKENDS: dict[SubmitKind, type[Backend]] = {SubmitKind.local: Local}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration that is right in itself; the model and the data were not asked yet."""
+
+    config: Config
+    text: str
+    """The text of config.yaml."""
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start."""
+
+    text: str
+    """The text of config.yaml."""
+    plan: Plan
+    backend: Backend
+
+    def plan_in(self, run: RunDir) -> Plan:
+        """The plan with the commands that start this run in its folder."""
+        return replace(self.plan, launch=asdict(self.backend.render(run, self.plan)))
+
+
+def draft(composed: DictConfig, where: Path) -> Draft:
+    """Checks and freezes what Hydra composed for the run in the folder `where`, which need not be there.
+
+    Raises:
+        LauncherError: what can't be right in the configuration.
+    """
+    with read_write(composed), open_dict(composed):
+        composed.hydra.runtime.output_dir = str(where)
+    HydraConfig.instance().set_config(composed)
+    tasks = task_config(composed)
+    validate(tasks)
+    text = freeze(tasks)
+    return Draft(parse(text), text, [f"{key}: nothing reads this key" for key in unread_keys(tasks)])
+
+
+def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str]) -> Prepared:
+    """The plan of a drafted run, and where its ranks start.
+
+    Raises:
+        ConfigError: the plan can't work.
+    """
+    made = make_plan(drafted.config, facts)
+    made = replace(made, cwd=os.getcwd(), pythonpath=list(pythonpath), notes=[*made.notes, *drafted.notes])
+    return Prepared(drafted.text, made, BACKENDS[drafted.config.submit.kind]())
+
+
+def short(path: Path) -> str:
+    """`path` relative to the current folder, where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
