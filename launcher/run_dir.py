@@ -107,6 +107,11 @@ class RunDir:
     def loss_png(self) -> Path:
         return self.path / "loss.png"
 
+    @property
+    def wandb(self) -> Path:
+        """The tracker's id of this run, and what went wrong with it."""
+        return self.path / "wandb.json"
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}.log"
 

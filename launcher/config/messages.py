@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -21,17 +22,23 @@ KnownKeys = Callable[[Sequence[str]], DictConfig]
 
 def schema_keys() -> list[str]:
     """Every dotted key of the strict sections."""
-    return [f"{section}.{field.name}" for section, schema in SECTIONS.items() for field in fields(schema)]
+    return [key for section, schema in SECTIONS.items() for key in _keys_below(schema, f"{section}.")]
+
+
+def _keys_below(schema: type, prefix: str) -> Iterator[str]:
+    for name, kind in get_type_hints(schema).items():
+        yield f"{prefix}{name}"
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _keys_below(kind, f"{prefix}{name}.")
 
 
 def allowed(key: str) -> str:
     """What the schema says `key` may be, or an empty string: ``one of single, ddp``, ``a whole number``."""
-    section, _, name = key.partition(".")
-    schema = SECTIONS.get(section)
-    if schema is None or name not in {field.name for field in fields(schema)}:
-        return ""
-    kind = get_type_hints(schema)[name]
-    options = get_args(kind) or (kind,)
+    section, *names = key.split(".")
+    kind: Any = SECTIONS.get(section)
+    for name in names:
+        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+    options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     words = [_words(option) for option in options]
     return " or ".join(word for word in words if word)
 
@@ -41,6 +48,8 @@ def _words(kind: Any) -> str:
         return "one of " + ", ".join(member.name for member in kind)
     if isinstance(kind, type) and is_dataclass(kind):
         return "a section with the keys " + ", ".join(field.name for field in fields(kind))
+    if get_origin(kind) is list:
+        return "a list"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     return names.get(kind, "")
 

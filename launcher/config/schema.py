@@ -72,6 +72,14 @@ class SubmitKind(Enum):
     local = "local"
 
 
+class WandbMode(Enum):
+    """Whether metrics go to wandb."""
+
+    disabled = "disabled"
+    offline = "offline"
+    online = "online"
+
+
 @dataclass
 class RunConfig:
     name: str = "run"
@@ -224,9 +232,25 @@ class SubmitConfig:
 
 
 @dataclass
+class WandbConfig:
+    mode: WandbMode = WandbMode.disabled
+    """disabled; offline: recorded in the run's folder, for `wandb sync`; online: sent too. WANDB_MODE has no say."""
+    project: str | None = None
+    """null: WANDB_PROJECT, else wandb's own default."""
+    entity: str | None = None
+    """The user or team; null: WANDB_ENTITY, else the user who is logged in."""
+    group: str | None = None
+    """Runs of one group are shown together; null: WANDB_RUN_GROUP, else none."""
+    tags: list[str] = field(default_factory=list)
+    """Words to find the run by; none: WANDB_TAGS."""
+
+
+@dataclass
 class LoggingConfig:
     progress: bool = True
     """Show a live progress bar where the output is a terminal; plain lines elsewhere."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """The tracker: one run a job, opened by the first rank. What it can't send delays nothing and stops nothing."""
 
 
 SECTIONS: dict[str, type] = {

@@ -15,6 +15,7 @@ from torch import Tensor
 from launcher.config.schema import Config, Device, OnNonfinite, StrategyName
 from launcher.config.validate import load
 from launcher.observe.plot import draw_loss
+from launcher.observe.tracker import tracking
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
@@ -50,8 +51,9 @@ def run_rank(run: RunDir, attempt: int) -> None:
             write_atomic(run.plan, to_json(plan.to_dict()))
             run.write_status(state=State.running, attempt=attempt)
         fit = assemble(config, plan, facts, parts, place, run, attempt)
-        progress = fit.run()
-        finish(run, config, parts, place, fit.sharding, progress, started)
+        with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
+            progress = fit.run()
+            finish(run, config, parts, place, fit.sharding, progress, started)
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()
