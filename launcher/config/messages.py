@@ -38,12 +38,13 @@ def allowed(key: str) -> str:
     kind: Any = SECTIONS.get(section)
     for name in names:
         kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
-    options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    words = [_words(option) for option in options]
-    return " or ".join(word for word in words if word)
+    return words(kind)
 
 
-def _words(kind: Any) -> str:
+def words(kind: Any) -> str:
+    """What a value of the type `kind` is, in words; an empty string where the type says nothing."""
+    if isinstance(kind, UnionType):
+        return " or ".join(filter(None, map(words, get_args(kind))))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "one of " + ", ".join(member.name for member in kind)
     if isinstance(kind, type) and is_dataclass(kind):

@@ -201,6 +201,7 @@ class ScheduleConfig:
     warmup_from: WarmupFrom = WarmupFrom.zero
     """Where the warmup starts: zero, or the unscaled rate (Goyal's gradual warmup)."""
     decay: DecayConfig = MISSING
+    """How the rate falls after the warmup: a choice of the group schedule/decay, with keys of its own."""
 
 
 @dataclass
