@@ -50,7 +50,7 @@ def draft(composed: DictConfig, where: Path) -> Draft:
     Raises:
         LauncherError: what can't be right in the configuration.
     """
-    with read_write(composed), open_dict(composed):
+    with read_write(composed.hydra.runtime), open_dict(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(where)
     HydraConfig.instance().set_config(composed)
     tasks = task_config(composed)

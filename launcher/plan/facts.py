@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import Config, StepDecay, WsdDecay
-from launcher.errors import ConfigError, Exit, LauncherError
+from launcher.errors import ConfigError, LauncherError
 from launcher.plan.schedule import Duration
 
 
@@ -73,13 +73,27 @@ def ask(config_yaml: str, pythonpath: Sequence[str]) -> Facts:
     Raises:
         LauncherError: what that process refused, in its own words.
     """
+    (said,) = ask_all([config_yaml], pythonpath)
+    if isinstance(said, LauncherError):
+        raise said
+    return said
+
+
+def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Facts | LauncherError]:
+    """The facts of each configuration, or why it was refused, all from one process.
+
+    Raises:
+        LauncherError: that process ended without an answer.
+    """
     if not torch_is_installed():
-        return Facts()
+        return [Facts() for _ in config_yamls]
     with tempfile.TemporaryDirectory(prefix="launcher-facts-") as folder:
-        config, answer = Path(folder, "config.yaml"), Path(folder, "answer.json")
-        config.write_text(config_yaml, encoding="utf-8")
+        answer = Path(folder, "answer.json")
+        configs = [Path(folder, f"{index}.yaml") for index in range(len(config_yamls))]
+        for config, text in zip(configs, config_yamls, strict=True):
+            config.write_text(text, encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.train.probe", str(config), str(answer)],
+            [sys.executable, "-m", "launcher.train.probe", str(answer), *map(str, configs)],
             env={**rank_environment(pythonpath), "LAUNCHER_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,11 +106,7 @@ def ask(config_yaml: str, pythonpath: Sequence[str]) -> Facts:
                 f"asking the model and the data ended with {done.returncode} and no answer:\n{done.stdout[-4000:]}"
             )
         said = json.loads(answer.read_text(encoding="utf-8"))
-    if "refused" in said:
-        error = LauncherError(said["refused"])
-        error.exit_code = Exit.REFUSED
-        raise error
-    return Facts(**said["facts"])
+    return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in said]
 
 
 def rank_environment(pythonpath: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe CONFIG
-ANSWER``. The model is made on the meta device, so its size doesn't matter."""
+"""A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe ANSWER
+CONFIG…``. The model is made on the meta device, so its size doesn't matter."""
 
 import json
 import signal
@@ -7,7 +7,9 @@ import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
@@ -16,7 +18,27 @@ from launcher.train.parts import Parts, build_data, build_model, build_task, gat
 from launcher.train.process import end_with_parent
 
 
-def answer(config_path: Path) -> dict[str, object]:
+KEPT = 4
+"""Data sets that are kept for the next configuration: those of a sweep often have the same."""
+
+
+class DataSets:
+    """The data of configurations, each made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Any, Any | None]] = {}
+
+    def of(self, config: Config) -> tuple[Any, Any | None]:
+        """The training set and the validation set. Raises LauncherError as `build_data` does."""
+        key = repr((config.data.train, config.data.validation))
+        if key not in self._made:
+            while len(self._made) >= KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = build_data(config)
+        return self._made[key]
+
+
+def answer(config_path: Path, data: DataSets) -> dict[str, object]:
     """``{"facts": …}``, or ``{"refused": message}`` where something of the user's can't be made."""
     import torch
 
@@ -24,7 +46,7 @@ def answer(config_path: Path) -> dict[str, object]:
 
     try:
         config = load(config_path)
-        train, validation = build_data(config)
+        train, validation = data.of(config)
         parts = Parts(build_model(config, device="meta"), build_task(config), train, validation)
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
         world = solve_world(config.cluster, config.strategy.name, cuda)
@@ -42,5 +64,6 @@ def answer(config_path: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
-    said = answer(Path(sys.argv[1]))
-    Path(sys.argv[2]).write_text(json.dumps(said), encoding="utf-8")
+    sets = DataSets()
+    said = [answer(Path(config), sets) for config in sys.argv[2:]]
+    Path(sys.argv[1]).write_text(json.dumps(said), encoding="utf-8")

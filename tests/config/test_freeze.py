@@ -7,7 +7,7 @@ import pytest
 import yaml
 from configs import config_text
 
-from launcher import commands
+from launcher import prepare
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
 from launcher.config.schema import SubmitKind
 from launcher.config.validate import freeze, parse
@@ -140,7 +140,7 @@ def test_no_file_of_a_run_holds_a_secret(command, monkeypatch, tmp_path):
         def submit(self, run, plan, launch, console, *, live):
             return Exit.RANK_FAILED
 
-    monkeypatch.setitem(commands._BACKENDS, SubmitKind.local, Nowhere)
+    monkeypatch.setitem(prepare.BACKENDS, SubmitKind.local, Nowhere)
     said = command("train", "+model.note='pre-${oc.env:SECRET}'", "+model.seed=${run.seed}", "hydra.run.dir=run")
     assert said.code == Exit.RANK_FAILED
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
