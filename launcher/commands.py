@@ -9,7 +9,6 @@ from typing import NoReturn
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
@@ -19,8 +18,10 @@ from launcher.config.compose import Arguments, compose, hydra_session, make_impo
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
-from launcher.prepare import Prepared, draft, settle, short
+from launcher.prepare import Prepared, draft, folder, settle, short
 from launcher.run_dir import RunDir, to_json
+
+RUN_DIR = "hydra.run.dir"
 
 
 def train(argv: Sequence[str]) -> int:
@@ -41,8 +42,9 @@ def plan(argv: Sequence[str]) -> int:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
         composed = compose(hydra, arguments)
-        where = _output_dir(composed)
-        made = _prepare(composed, arguments).plan_in(RunDir(where))
+        prepared = _prepare(composed, arguments)
+        where = folder(composed, RUN_DIR)
+        made = prepared.plan_in(RunDir(where))
     if as_json:
         sys.stdout.write(to_json(made.to_dict()))
     else:
@@ -99,19 +101,14 @@ def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> b
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
     """The run, ready to start. Raises LauncherError; nothing is written yet."""
-    drafted = draft(composed, _output_dir(composed))
+    drafted = draft(composed, RUN_DIR)
     pythonpath = make_importable(arguments)
     return settle(drafted, ask(drafted.text, pythonpath), pythonpath)
 
 
-def _output_dir(composed: DictConfig) -> Path:
-    HydraConfig.instance().set_config(composed)  # for ${hydra:…} in it
-    return Path(str(composed.hydra.run.dir)).absolute()
-
-
 def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Prepared) -> int:
     """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
-    where = _output_dir(composed)
+    where = folder(composed, RUN_DIR)
     if RunDir(where).config.exists():
         raise ConfigError("hydra.run.dir", where, "this folder already holds a run; give it another, or leave it out")
     console = Console()
@@ -158,6 +155,8 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
+    if status.get("tracker"):
+        console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder  {short(run.path)}", markup=False, highlight=False)
 
 

@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.compose import task_config
 from launcher.config.schema import Config, SubmitKind
 from launcher.config.validate import freeze, parse, unread_keys, validate
+from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.plan import Plan, make_plan
 from launcher.run_dir import RunDir
@@ -44,17 +46,38 @@ class Prepared:
         return replace(self.plan, launch=asdict(self.backend.render(run, self.plan)))
 
 
-def draft(composed: DictConfig, where: Path) -> Draft:
-    """Checks and freezes what Hydra composed for the run in the folder `where`, which need not be there.
+def folder(composed: DictConfig, *keys: str) -> Path:
+    """The folder of a run: the values of `keys`, one below the other, as ``hydra.sweep.dir``, ``hydra.sweep.subdir``.
+
+    Raises:
+        ConfigError: one of them is an interpolation that leads nowhere.
+    """
+    HydraConfig.instance().set_config(composed)  # for ${hydra:…} in it
+    path = Path.cwd()
+    for key in keys:
+        try:
+            path /= str(OmegaConf.select(composed, key, throw_on_missing=True))
+        except OmegaConfBaseException as error:
+            raise ConfigError(key, "?", str(error).splitlines()[0]) from error
+    return path
+
+
+def draft(composed: DictConfig, *keys: str) -> Draft:
+    """Checks and freezes what Hydra composed for a run, whose folder is `folder(composed, *keys)`.
 
     Raises:
         LauncherError: what can't be right in the configuration.
     """
+    try:
+        where, nowhere = folder(composed, *keys), None
+    except ConfigError as error:  # it often comes from a key that validation names
+        where, nowhere = Path(), error
     with read_write(composed.hydra.runtime), open_dict(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(where)
-    HydraConfig.instance().set_config(composed)
     tasks = task_config(composed)
     validate(tasks)
+    if nowhere is not None:
+        raise nowhere
     text = freeze(tasks)
     return Draft(parse(text), text, [f"{key}: nothing reads this key" for key in unread_keys(tasks)])
 
