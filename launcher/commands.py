@@ -157,6 +157,8 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
         console.print(f"{status['state']} (exit {code})")
     if status.get("tracker"):
         console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
+    if status.get("tracker"):
+        console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder  {short(run.path)}", markup=False, highlight=False)
 
 
