@@ -14,7 +14,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from launcher.config.compose import Arguments, compose, hydra_session, make_importable
+from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
@@ -30,7 +30,11 @@ def train(argv: Sequence[str]) -> int:
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
-        composed = compose(hydra, arguments)
+        composed = _composed(hydra, options, arguments)
+        if composed is None:
+            from launcher.sweep.run import Sweep
+
+            return Sweep(hydra, arguments).train()
         return _run(hydra, composed, arguments, _prepare(composed, arguments))
 
 
@@ -41,7 +45,11 @@ def plan(argv: Sequence[str]) -> int:
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
-        composed = compose(hydra, arguments)
+        composed = _composed(hydra, options, arguments)
+        if composed is None:
+            from launcher.sweep.run import Sweep
+
+            return Sweep(hydra, arguments, only_plan=True).plan(as_json=as_json)
         prepared = _prepare(composed, arguments)
         where = folder(composed, RUN_DIR)
         made = prepared.plan_in(RunDir(where))
@@ -62,8 +70,6 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
         raise LauncherError(
             "--config-path: the launcher's own conf/ is always there; add your folder with --config-dir"
         )
-    if options.multirun:
-        raise LauncherError("--multirun: sweeps are not part of this release; give one value of each key")
     # the parser takes flags it doesn't know for overrides
     for override in options.overrides:
         if override.startswith("-"):
@@ -97,6 +103,19 @@ def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> b
     else:
         return False
     return True
+
+
+def _composed(hydra: Hydra, options: Namespace, arguments: Arguments) -> DictConfig | None:
+    """The configuration of the one run that is asked for; None: a sweep is."""
+    if options.multirun:
+        return None
+    try:
+        composed = compose(hydra, arguments)
+    except LauncherError:  # it may be that it has several values of a key, and its own word that they are a sweep
+        if is_sweep(hydra, arguments):
+            return None
+        raise
+    return None if composed.hydra.mode is RunMode.MULTIRUN else composed
 
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
@@ -155,8 +174,6 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
-    if status.get("tracker"):
-        console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
     if status.get("tracker"):
         console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder  {short(run.path)}", markup=False, highlight=False)

@@ -1,8 +1,7 @@
 """What all tests share: services that some need, and ranks that numerics tests run on."""
 
-from collections.abc import Iterator
-
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest

@@ -138,7 +138,8 @@ class RankPool:
         while len(self._ranks) < world_size:
             ours, theirs = self._context.Pipe()
             stacks = Path(self._folder.name) / f"stacks_{next(self._numbers)}"
-            process = self._context.Process(target=_serve, args=(theirs, str(stacks)), daemon=True)
+            # a daemon could start no loader workers
+            process = self._context.Process(target=_serve, args=(theirs, str(stacks)), daemon=False)
             with _environment(OMP_NUM_THREADS="1"):
                 process.start()
             theirs.close()

@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from launcher.config.messages import explain
 from launcher.config.schema import DECAYS, SECTIONS
@@ -92,26 +92,55 @@ def hydra_session(arguments: Arguments) -> Iterator[Hydra]:
         Singleton.set_state(state)
 
 
-def compose(hydra: Hydra, arguments: Arguments) -> DictConfig:
-    """The composed configuration with its `hydra` node. Raises LauncherError for a user's mistake."""
-    try:
+def compose(hydra: Hydra, arguments: Arguments, *, run_mode: RunMode = RunMode.RUN) -> DictConfig:
+    """The composed configuration with its `hydra` node. Raises LauncherError for a user's mistake.
+
+    `run_mode`: that of a sweep composes what its runs have in common, without the keys that are swept.
+    """
+    with _mistakes_explained(hydra, arguments, arguments.overrides):
         config = hydra.compose_config(
             config_name=arguments.config_name,
             overrides=list(arguments.overrides),
-            run_mode=RunMode.RUN,
+            run_mode=run_mode,
             with_log_configuration=True,
         )
-    except Exception as error:
-        raise explain(error, lambda kept: _known_keys(hydra, arguments, kept), arguments.overrides) from error
     if config.hydra.job.chdir:
         raise LauncherError("hydra.job.chdir=true: ranks share one folder, where the command was given; leave it out")
     return config
 
 
-def _known_keys(hydra: Hydra, arguments: Arguments, overrides: Sequence[str]) -> DictConfig:
-    return hydra.config_loader.load_configuration(
-        config_name=arguments.config_name, overrides=list(overrides), run_mode=RunMode.RUN
-    )
+def compose_member(
+    hydra: Hydra, arguments: Arguments, sweep: DictConfig, overrides: Sequence[str], num: int
+) -> DictConfig:
+    """The composed configuration of run `num` of the composed `sweep`. Raises LauncherError for a user's mistake.
+
+    Its folder lies in the sweep's, also where a key that the sweep's folder is named after is swept.
+    """
+    with _mistakes_explained(hydra, arguments, overrides):
+        config = hydra.config_loader.load_sweep_config(sweep, list(overrides))
+    with open_dict(config.hydra):
+        config.hydra.job.num = num
+        config.hydra.job.id = str(num)
+        config.hydra.sweep.dir = sweep.hydra.sweep.dir
+    return config
+
+
+def is_sweep(hydra: Hydra, arguments: Arguments) -> bool:
+    """Whether the configuration itself asks for a sweep (``hydra.mode=MULTIRUN``)."""
+    return bool(hydra.get_mode(arguments.config_name, list(arguments.overrides)) is RunMode.MULTIRUN)
+
+
+@contextmanager
+def _mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[str]) -> Iterator[None]:
+    def known_keys(kept: Sequence[str]) -> DictConfig:
+        return hydra.config_loader.load_configuration(
+            config_name=arguments.config_name, overrides=list(kept), run_mode=RunMode.RUN
+        )
+
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, known_keys, overrides) from error
 
 
 def make_importable(arguments: Arguments) -> list[str]:
@@ -127,8 +156,6 @@ def make_importable(arguments: Arguments) -> list[str]:
 
 def task_config(config: DictConfig) -> DictConfig:
     """`config` without Hydra's own node."""
-    from omegaconf import open_dict, read_write
-
     copy: Any = config.copy()
     with read_write(copy), open_dict(copy):
         copy.pop("hydra", None)

@@ -15,7 +15,7 @@ from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
 OPEN_SECTIONS = ("model", "task", "optimizer")
-GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "submit")
+GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "precision", "submit")
 
 KnownKeys = Callable[[Sequence[str]], DictConfig]
 

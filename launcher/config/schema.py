@@ -58,6 +58,13 @@ class StrategyName(Enum):
     ddp = "ddp"
 
 
+class PrecisionName(Enum):
+    """What a forward computes in."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 class Device(Enum):
     """What the ranks compute on."""
 
@@ -98,6 +105,9 @@ class DataConfig:
     """A new order of the samples every epoch, from (run.seed, epoch) alone."""
     drop_last: bool = False
     """Leave out the shorter last window of an epoch."""
+    workers: int = 0
+    """Processes on each rank that read and collate samples ahead of the training; 0: the rank reads by itself. What is
+    trained doesn't depend on it."""
 
 
 @dataclass
@@ -211,6 +221,12 @@ class StrategyConfig:
 
 
 @dataclass
+class PrecisionConfig:
+    name: PrecisionName = MISSING
+    """fp32; bf16: matrix products in bfloat16 (autocast), parameters, gradients and their sums in fp32."""
+
+
+@dataclass
 class MeshConfig:
     dp_replicate: int = -1
     """Ranks that hold copies of each other; -1: the rest of the world."""
@@ -262,6 +278,7 @@ SECTIONS: dict[str, type] = {
     "scaling": ScalingConfig,
     "schedule": ScheduleConfig,
     "strategy": StrategyConfig,
+    "precision": PrecisionConfig,
     "mesh": MeshConfig,
     "cluster": ClusterConfig,
     "submit": SubmitConfig,
@@ -288,6 +305,7 @@ class Config:
     scaling: ScalingConfig
     schedule: ScheduleConfig
     strategy: StrategyConfig
+    precision: PrecisionConfig
     mesh: MeshConfig
     cluster: ClusterConfig
     submit: SubmitConfig

@@ -27,6 +27,7 @@ class Plan:
     ranks_per_node: int
     device: str
     strategy: str
+    precision: str
     layout: str | None
     """How a window is laid out: length or arrival; None: not known yet."""
     seed: int
@@ -141,6 +142,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ranks_per_node=world.ranks_per_node,
         device=world.device.value,
         strategy=config.strategy.name.value,
+        precision=config.precision.name.value,
         layout=_layout(config, facts),
         seed=config.run.seed,
         **timing.fields(windows),
@@ -222,6 +224,8 @@ def _check_training(config: Config) -> None:
     if config.training.max_skipped_in_a_row < 1:
         given = config.training.max_skipped_in_a_row
         raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1")
+    if config.data.workers < 0:
+        raise ConfigError("data.workers", config.data.workers, "must be at least 0")
     if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
 

@@ -35,7 +35,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
             f"{plan.data_parallel_degree} data-parallel ranks",
         ),
         ("layout", f"by {plan.layout}" if plan.layout else "known once the ranks see the task"),
-        ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy} ({mesh})"),
+        ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy}, {plan.precision} ({mesh})"),
         ("updates", _updates(plan)),
         ("learning rate", _rate(plan)),
         ("weight decay", "none" if plan.weight_decay is None else f"{plan.weight_decay:g}"),

@@ -1,7 +1,7 @@
 """Validation, exact for any number of ranks, and the loss of the best constant guess to compare with."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
+from launcher.train.reading import Batch, Collate, Item, Read, Samples, row_weights
 from launcher.train.sharding.base import row_losses
-from launcher.train.window import Batch, Place, collate, read_sample, row_weights, to_device
+from launcher.train.window import Place, to_device
 
 BASELINE_SAMPLES = 10_000
 """The best constant guess is learned from at most so many training samples, evenly spaced."""
@@ -26,25 +29,48 @@ class Validation:
     metrics: dict[str, float]
 
 
-def validate(model: nn.Module, task: Any, data: Any, place: Place, *, micro_batch_size: int, seed: int) -> Validation:
+@dataclass(frozen=True)
+class Reader:
+    """How a data set is read for an evaluation: dealt over the ranks, in micro-batches."""
+
+    task: Any
+    place: Place
+    micro_batch_size: int
+    seed: int
+    workers: int = 0
+
+    def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterable[Read]:
+        """This rank's part of `indices`, which may be empty; each sample is read once over all ranks."""
+        mine = [Item(0, index, True) for index in indices[self.place.rank :: self.place.degree]]
+        size = self.micro_batch_size
+        turns = [mine[start : start + size] for start in range(0, len(mine), size)]
+        return DataLoader(
+            Samples(data, self.seed),
+            batch_sampler=turns,
+            collate_fn=Collate(self.task),
+            num_workers=min(self.workers, len(turns)),
+        )
+
+
+def validate(model: nn.Module, data: Any, reader: Reader, precision: Precision) -> Validation:
     """The loss and the task's metrics over all of `data`: sums over all ranks / the sum of all weights.
 
     Ranks may see different numbers of samples, also none. The model's mode is put back.
     """
     sums: dict[str, float] = defaultdict(float)
+    task, place = reader.task, reader.place
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            order = _like_lengths_together(data)
-            for step, batch in enumerate(_batches(task, data, order, place, micro_batch_size, seed)):
-                weights = row_weights(task, batch)
-                on_device = to_device(batch, place.device)
-                seed_micro_batch(seed, 0, place.rank, step)
-                output, losses = _forward(model, task, on_device)
+            for step, read in enumerate(reader.micro_batches(data, _like_lengths_together(data))):
+                weights = row_weights(task, read.batch)
+                batch = to_device(read.batch, place.device)
+                seed_micro_batch(reader.seed, 0, place.rank, step)
+                output = precision.call(model, task.inputs(batch))
                 sums["weight"] += float(weights.sum())
-                sums["loss"] += float(losses.double().sum())
-                for name, values in _metrics(task, output, on_device).items():
+                sums["loss"] += float(row_losses(task, output, batch).double().sum())
+                for name, values in _metrics(task, output, batch).items():
                     sums[f"metric {name}"] += float((values.double().cpu() * weights).sum())
     finally:
         model.train(was_training)
@@ -54,17 +80,6 @@ def validate(model: nn.Module, task: Any, data: Any, place: Place, *, micro_batc
         return Validation(float("nan"), {})
     loss = total.pop("loss") / weight
     return Validation(loss, {name.removeprefix("metric "): value / weight for name, value in sorted(total.items())})
-
-
-def _forward(model: nn.Module, task: Any, batch: Batch) -> tuple[Any, Tensor]:
-    outputs: list[Any] = []
-
-    def keep(**inputs: Any) -> Any:
-        outputs.append(model(**inputs))
-        return outputs[0]
-
-    losses = row_losses(keep, task, batch)  # type: ignore[arg-type]
-    return outputs[0], losses
 
 
 def _metrics(task: Any, output: Any, batch: Batch) -> dict[str, Tensor]:
@@ -80,14 +95,6 @@ def _like_lengths_together(data: Any) -> Sequence[int]:
     return range(len(data)) if lengths is None else [int(one) for one in np.argsort(lengths, kind="stable")]
 
 
-def _batches(
-    task: Any, data: Any, indices: Sequence[int], place: Place, micro_batch_size: int, seed: int
-) -> Iterator[Batch]:
-    mine = indices[place.rank :: place.degree]
-    for start in range(0, len(mine), micro_batch_size):
-        yield collate(task, [read_sample(data, index, seed, 0) for index in mine[start : start + micro_batch_size]])
-
-
 def _sum_dicts(mine: dict[str, float], place: Place) -> dict[str, float]:
     if place.degree == 1:
         return dict(mine)
@@ -100,23 +107,24 @@ def _sum_dicts(mine: dict[str, float], place: Place) -> dict[str, float]:
     return dict(total)
 
 
-def baseline_loss(task: Any, train: Any, validation: Any, place: Place, *, seed: int) -> float | None:
+def baseline_loss(train: Any, validation: Any, reader: Reader) -> float | None:
     """The validation loss of the best constant guess: how often each target value occurs in the training set (unigram,
     majority), each value counted once more so that none is impossible. None where the task can't count targets.
     """
-    if not callable(getattr(task, "target_counts", None)):
+    if not callable(getattr(reader.task, "target_counts", None)):
         return None
     step = max(1, len(train) // BASELINE_SAMPLES)
-    seen = _target_counts(task, train, range(0, len(train), step), place, seed)
-    asked = _target_counts(task, validation, range(len(validation)), place, seed)
+    seen = _target_counts(train, range(0, len(train), step), reader)
+    asked = _target_counts(validation, range(len(validation)), reader)
     share = (seen + 1) / (seen + 1).sum()
     return float(-(asked * share.log()).sum() / asked.sum())
 
 
-def _target_counts(task: Any, data: Any, indices: Sequence[int], place: Place, seed: int) -> Tensor:
+def _target_counts(data: Any, indices: Sequence[int], reader: Reader) -> Tensor:
+    place = reader.place
     counts: Tensor | None = None
-    for batch in _batches(task, data, indices, place, 64, seed):
-        values = task.target_counts(batch).double()
+    for read in reader.micro_batches(data, indices):
+        values = reader.task.target_counts(read.batch).double()
         counts = values if counts is None else counts + values
     if place.degree > 1:
         parts: list[Any] = [None] * place.degree

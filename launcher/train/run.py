@@ -20,9 +20,10 @@ from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, umask, write_atomic
-from launcher.train.evaluate import baseline_loss, validate
+from launcher.train.evaluate import Reader, Validation, baseline_loss, validate
 from launcher.train.fit import Fit, Policy, Progress, Reporter
 from launcher.train.optim import build_optimizer
+from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.base import Sharding, Single
@@ -53,7 +54,7 @@ def run_rank(run: RunDir, attempt: int) -> None:
         fit = assemble(config, plan, facts, parts, place, run, attempt)
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
             progress = fit.run()
-            finish(run, config, parts, place, fit.sharding, progress, started)
+            finish(run, config, plan, parts, place, fit.sharding, progress, started)
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()
@@ -107,6 +108,8 @@ def assemble(
         seed=seed,
         shuffle=config.data.shuffle,
         layout=plan.layout,
+        workers=config.data.workers,
+        num_updates=plan.num_updates,
     )
     training = config.training
     stops_at_first = training.on_nonfinite is OnNonfinite.stop
@@ -117,18 +120,12 @@ def assemble(
         plan.log_every_updates or 1,
         1 if stops_at_first else training.max_skipped_in_a_row,
     )
+    reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     check = None
     if parts.validation is not None:
 
-        def check() -> Any:
-            return validate(
-                parts.model,
-                parts.task,
-                parts.validation,
-                place,
-                micro_batch_size=plan.micro_batch_size,
-                seed=seed,
-            )
+        def check() -> Validation:
+            return validate(parts.model, parts.validation, reader, precision)
 
     reporter = Reporter(
         run if place.rank == 0 else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
@@ -137,12 +134,23 @@ def assemble(
     return Fit(windows, runner, sharding, learning_rate(config, plan, facts), policy, place, check, reporter)
 
 
+def make_reader(config: Config, plan: Plan, parts: Parts, place: Place) -> Reader:
+    """How this run reads a data set that it evaluates."""
+    return Reader(parts.task, place, plan.micro_batch_size, config.run.seed, config.data.workers)
+
+
+def make_precision(config: Config, place: Place) -> Precision:
+    """What this run's forwards compute in."""
+    return Precision(config.precision.name, place.device.type)
+
+
 def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sharding:
     """The sharding of the configuration's strategy; with one rank every strategy is that of one process."""
     optimizer = build_optimizer(parts.model, config.optimizer, plan.param_groups)
+    precision = make_precision(config, place)
     if config.strategy.name is StrategyName.single or place.degree == 1:
-        return Single(parts.model, parts.task, optimizer)
-    return DataParallel(parts.model, parts.task, optimizer)
+        return Single(parts.model, parts.task, optimizer, precision)
+    return DataParallel(parts.model, parts.task, optimizer, precision)
 
 
 def weights_sha256(state: dict[str, Tensor]) -> str:
@@ -156,7 +164,14 @@ def weights_sha256(state: dict[str, Tensor]) -> str:
 
 
 def finish(
-    run: RunDir, config: Config, parts: Parts, place: Place, sharding: Sharding, progress: Progress, started: float
+    run: RunDir,
+    config: Config,
+    plan: Plan,
+    parts: Parts,
+    place: Place,
+    sharding: Sharding,
+    progress: Progress,
+    started: float,
 ) -> None:
     """Writes the final model, the result and the picture of the loss."""
     state = sharding.full_state()
@@ -166,7 +181,7 @@ def finish(
         dist.all_gather_object(hashes, weights_sha256(state), group=place.group)
     baseline = None
     if parts.validation is not None:
-        baseline = baseline_loss(parts.task, parts.train, parts.validation, place, seed=config.run.seed)
+        baseline = baseline_loss(parts.train, parts.validation, make_reader(config, plan, parts, place))
     if place.rank != 0:
         return
     temporary = run.model.with_name(f".{run.model.name}.tmp")

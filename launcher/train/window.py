@@ -1,20 +1,18 @@
-"""Which samples make up an update, and how they lie over ranks and micro-batches."""
+"""Which samples make up an update, and this rank's part of them as batches on its device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch.utils.data import DataLoader
 
-from launcher.errors import DataError
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train.layout import Layout, by_length, in_order_of_arrival
-from launcher.train.randomness import epoch_order, seed_sample
-
-Batch = Mapping[str, Tensor]
+from launcher.train.randomness import epoch_order
+from launcher.train.reading import Batch, Collate, Item, Read, Samples
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,11 @@ class Place:
 
 
 class Windows:
-    """The windows of a run: which samples from (seed, update) alone, laid out over ranks and micro-batches."""
+    """The windows of a run in turn: which samples from (seed, update) alone, laid out over ranks and micro-batches.
+
+    Reading and collating run in `workers` processes ahead of the training, or with 0 in this one when a window is asked
+    for.
+    """
 
     def __init__(
         self,
@@ -76,10 +78,16 @@ class Windows:
         seed: int,
         shuffle: bool,
         layout: str,
+        workers: int = 0,
+        num_updates: int | None = None,
     ) -> None:
-        self.data, self.task, self.batch, self.table, self.place = data, task, batch, table, place
-        self.seed, self.shuffle, self.layout = seed, shuffle, layout
+        self.task, self.batch, self.table, self.place = task, batch, table, place
+        self.seed, self.shuffle, self.layout, self.workers = seed, shuffle, layout, workers
+        self.num_updates = num_updates
+        self._samples = Samples(data, seed)
         self._order: tuple[int, np.ndarray] | None = None
+        self._reading: Iterator[Read] | None = None
+        self._next = 0
 
     def indices(self, update: int) -> np.ndarray:
         """The samples of window `update` (from 1), int64 [samples], in the order of the epoch."""
@@ -90,94 +98,80 @@ class Windows:
         return self._order[1][window.start : window.stop]
 
     def get(self, update: int) -> Window:
-        """Reads and lays out window `update`, and agrees on its weight with the other ranks."""
-        reading = _Reading(self, self.indices(update), self.table.window(update).epoch)
-        micro_batches, weight, tokens = [], 0.0, 0
-        counts_tokens = callable(getattr(self.task, "length", None))
-        for positions in self._laid_out(reading)[self.place.rank]:
-            # a rank without a sample in this micro-step takes part with a masked copy of a real one
-            samples = [reading.sample(position) for position in positions or [0]]
-            batch = collate(self.task, samples)
-            if positions:
-                weight += float(row_weights(self.task, batch).sum())
-                tokens += sum(self.task.length(sample) for sample in samples) if counts_tokens else 0
-            micro_batches.append(MicroBatch(to_device(batch, self.place.device), len(positions)))
-        total_weight, total_tokens = self.place.sum([weight, tokens])
+        """Window `update`, its weight agreed with the other ranks. Asked for in turn, nothing is read twice."""
+        if self._reading is None or update != self._next:
+            self._reading = self._start(update)
+        self._next = update + 1
+        indices = self.indices(update)
+        read = [next(self._reading) for _ in range(self.batch.num_micro_steps(len(indices)))]
+        counts_tokens = all(one.tokens is not None for one in read)
+        weight, tokens = self.place.sum([sum(one.weight for one in read), sum(one.tokens or 0 for one in read)])
         return Window(
             update=update,
             epoch=self.table.samples_after(update) / self.table.samples_used_per_epoch,
-            micro_batches=micro_batches,
-            indices=reading.indices,
-            weight=total_weight,
-            samples=len(reading.indices),
-            tokens=int(total_tokens) if counts_tokens else None,
+            micro_batches=[MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read],
+            indices=indices,
+            weight=weight,
+            samples=len(indices),
+            tokens=int(tokens) if counts_tokens else None,
         )
 
-    def _laid_out(self, reading: "_Reading") -> Layout:
+    def _start(self, update: int) -> Iterator[Read]:
+        """Reads this rank's micro-batches from window `update` on."""
+        loader: DataLoader[Any] = DataLoader(
+            self._samples,
+            batch_sampler=_Turns(self, update),
+            collate_fn=Collate(self.task),
+            num_workers=self.workers,
+            pin_memory=self.place.device.type == "cuda",
+        )
+        return iter(loader)
+
+    def micro_batches(self, update: int) -> list[list[Item]]:
+        """What this rank reads for each micro-batch of window `update`.
+
+        A rank without a sample in one takes part with a masked copy of a real one.
+        """
+        indices, epoch = self.indices(update), self.table.window(update).epoch
+        layout = self._laid_out(indices, epoch)[self.place.rank]
+        return [
+            [Item(epoch, int(indices[position]), bool(positions)) for position in positions or [0]]
+            for positions in layout
+        ]
+
+    def _laid_out(self, indices: np.ndarray, epoch: int) -> Layout:
         if self.layout == "arrival":
-            return in_order_of_arrival(self.batch, len(reading.indices))
-        return by_length(self.batch, reading.lengths())
+            return in_order_of_arrival(self.batch, len(indices))
+        return by_length(self.batch, self._lengths(indices, epoch))
 
-
-class _Reading:
-    """The samples of one window as this rank reads them, each once."""
-
-    def __init__(self, windows: Windows, indices: np.ndarray, epoch: int) -> None:
-        self.indices = indices
-        self._windows, self._epoch = windows, epoch
-        self._samples: dict[int, Any] = {}
-
-    def sample(self, position: int) -> Any:
-        if position not in self._samples:
-            windows = self._windows
-            index = int(self.indices[position])
-            self._samples[position] = read_sample(windows.data, index, windows.seed, self._epoch)
-        return self._samples[position]
-
-    def lengths(self) -> list[int]:
-        """The length of every sample of the window, the same on every rank.
+    def _lengths(self, indices: np.ndarray, epoch: int) -> list[int]:
+        """The length of every sample of a window, the same on every rank.
 
         A data set that knows them (`lengths`) is asked; of another each rank reads its share and tells the others.
         """
-        windows, place = self._windows, self._windows.place
-        known = getattr(windows.data, "lengths", None)
+        known = self._samples.lengths
         if known is not None:
-            return [int(known[index]) for index in self.indices]
-        mine = rank_slice(len(self.indices), place.degree, place.rank)
-        told = np.zeros(len(self.indices))
-        for position in mine:
-            told[position] = windows.task.length(self.sample(position))
-        return [int(one) for one in place.sum(told.tolist())]
+            return [int(known[index]) for index in indices]
+        told = np.zeros(len(indices))
+        self._samples.forget()
+        for position in rank_slice(len(indices), self.place.degree, self.place.rank):
+            told[position] = self.task.length(self._samples.keep(epoch, int(indices[position])))
+        return [int(one) for one in self.place.sum(told.tolist())]
 
 
-def read_sample(data: Any, index: int, seed: int, epoch: int) -> Any:
-    """Sample `index` of `data`, its randomness seeded by (seed, epoch, index)."""
-    seed_sample(seed, epoch, index)
-    return data[index]
+class _Turns:
+    """The micro-batches of a rank in turn, window after window, as a batch sampler."""
 
+    def __init__(self, windows: Windows, first: int) -> None:
+        self._windows, self._first = windows, first
 
-def collate(task: Any, samples: list[Any]) -> Batch:
-    """The task's batch of these samples. Raises DataError where it is no dict of tensors with one row a sample."""
-    batch = task.collate(samples)
-    if not isinstance(batch, Mapping) or not batch:
-        raise DataError(f"task.collate must give a dict of tensors, not {type(batch).__name__}")
-    for name, value in batch.items():
-        if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[0] != len(samples):
-            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise DataError(f"task.collate: '{name}' must be a tensor of [{len(samples)}, …], not {shape}")
-    return batch
-
-
-def row_weights(task: Any, batch: Batch) -> Tensor:
-    """What each row counts in the loss, float64 [rows]. Raises DataError where a weight is negative or not finite."""
-    weights = torch.as_tensor(task.weight(batch)).detach().double()
-    rows = next(iter(batch.values())).shape[0]
-    if weights.shape != (rows,):
-        raise DataError(f"task.weight must give one weight per row, shape [{rows}], not {list(weights.shape)}")
-    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
-        raise DataError(f"task.weight: a weight must be finite and at least 0, not {weights.tolist()}")
-    return weights
+    def __iter__(self) -> Iterator[list[Item]]:
+        update, last = self._first, self._windows.num_updates
+        while last is None or update <= last:
+            yield from self._windows.micro_batches(update)
+            update += 1
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}

@@ -1,7 +1,9 @@
 """Small models and data for exact checks, and what ranks do with them."""
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,46 @@ class Masked:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         tokens = [1 + index, 2, 3, 4]
         return {"input_ids": tokens, "labels": [-100] * 4 if index < 2 else tokens}
+
+
+class Drawing:
+    """Each sample is the numbers that Python's, NumPy's and torch's generators give while it is read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [random.random(), float(np.random.rand()), torch.rand(()).item()]
+
+
+class Slope(nn.Module):
+    """One weight from 1; with the task Same the gradient is always 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.w.expand(rows.shape[0], 1) * torch.ones(rows.shape[0], 1)
+
+
+class Same:
+    """The loss of a row is what the model gives for it. A sample is a number, or a list of numbers."""
+
+    def collate(self, samples: list[Any]) -> dict[str, Tensor]:
+        return {"rows": torch.tensor(samples)}
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.ones(batch["rows"].shape[0])
+
+    def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return output.flatten(1).sum(1)
 
 
 class Branches(nn.Module):
@@ -113,6 +155,19 @@ def window_gradients(rank: int, world_size: int, texts: list[str], updates: int)
             fit.sharding.clear_gradients()
         found.append(gradients)
     return found
+
+
+def read(rank: int, world_size: int, text: str, updates: int) -> list[dict[str, list[Any]]]:
+    """The rows that this rank reads for each window, filled ones left out."""
+    fit = assembled(rank, world_size, text)
+    windows = [fit.windows.get(update) for update in range(1, updates + 1)]
+    return [
+        {
+            name: [row for micro in window.micro_batches for row in micro.batch[name][: micro.num_real].tolist()]
+            for name in window.micro_batches[0].batch
+        }
+        for window in windows
+    ]
 
 
 def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from launcher.data.digits import shifted
 from launcher.data.image_folder import middle_box, random_box
 from launcher.errors import DataError
 from launcher.tasks import Classification
-from launcher.train.window import read_sample
+from launcher.train.reading import Samples
 
 PLAIN = {"mean": [0, 0, 0], "std": [1, 1, 1]}
 
@@ -62,7 +62,7 @@ class TestDigits:
 
     def test_a_shift_follows_seed_epoch_and_index(self):
         data = Digits(shift=2)
-        draws = [read_sample(data, 5, seed=1, epoch=epoch)[0] for epoch in (0, 0, *range(1, 9))]
+        draws = [Samples(data, 1).read(epoch, 5)[0] for epoch in (0, 0, *range(1, 9))]
         assert np.array_equal(draws[0], draws[1])
         assert len({draw.tobytes() for draw in draws}) > 4
         still = Digits()[5][0]
@@ -129,7 +129,7 @@ class TestImageFolder:
         random = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
         pillow.fromarray(random).save(folder / "ant" / "1.png")
         data = ImageFolder(str(folder), size=4, augment=True)
-        draws = [read_sample(data, 0, seed=1, epoch=epoch)[0] for epoch in (0, 0, 1, 2, 3)]
+        draws = [Samples(data, 1).read(epoch, 0)[0] for epoch in (0, 0, 1, 2, 3)]
         assert np.array_equal(draws[0], draws[1])
         assert len({draw.tobytes() for draw in draws}) == 4
         assert all(draw.shape == (3, 4, 4) and draw.flags.c_contiguous for draw in draws)

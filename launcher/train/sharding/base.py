@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from launcher.train.parallel.precision import Precision
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -28,10 +30,11 @@ class LossModule(nn.Module):
     which no sample touched takes part in the reduction like any other, at no cost.
     """
 
-    def __init__(self, model: nn.Module, task: Any) -> None:
+    def __init__(self, model: nn.Module, task: Any, precision: Precision) -> None:
         super().__init__()
         self.model = model
         self.task = task
+        self.precision = precision
 
     def forward(self, batch: Mapping[str, Tensor] | None, num_real: int, scale: float) -> tuple[Tensor, Tensor]:
         """The scaled loss (scalar, to run backward from) and the loss sum of the real rows (scalar, float64, detached).
@@ -45,7 +48,8 @@ class LossModule(nn.Module):
         if batch is None:
             total = torch.zeros((), device=parameters[0].device)
         else:
-            rows = row_losses(self.model, self.task, batch)
+            output = self.precision.call(self.model, self.task.inputs(batch))
+            rows = row_losses(self.task, output, batch)
             if num_real < rows.shape[0]:
                 real = torch.arange(rows.shape[0], device=rows.device) < num_real
                 rows = torch.where(real, rows, torch.zeros_like(rows))
@@ -54,9 +58,9 @@ class LossModule(nn.Module):
         return scaled, total.detach().double()
 
 
-def row_losses(model: nn.Module, task: Any, batch: Mapping[str, Tensor]) -> Tensor:
+def row_losses(task: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The loss sums of a batch, [rows]. Raises TypeError where the task gives another shape."""
-    losses = task.loss(model(**task.inputs(batch)), batch)
+    losses = task.loss(output, batch)
     rows = next(iter(batch.values())).shape[0]
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -88,10 +92,10 @@ class Sharding(ABC):
     loss_factor: float = 1.0
     """What a wrapper's averaging divides by, to be multiplied in beforehand."""
 
-    def __init__(self, model: nn.Module, task: Any, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, task: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.module: nn.Module = LossModule(model, task)
+        self.module: nn.Module = LossModule(model, task, precision)
         self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
 
     def prepare(self) -> None:  # noqa: B027 — most shardings have nothing to prepare

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.train.parallel.precision import Precision
 from launcher.train.sharding.base import Sharding
 
 
@@ -16,13 +17,19 @@ class DataParallel(Sharding):
     """torch's DistributedDataParallel, told which micro-batch is the last of a window."""
 
     def __init__(
-        self, model: nn.Module, task: Any, optimizer: torch.optim.Optimizer, *, group: ProcessGroup | None = None
+        self,
+        model: nn.Module,
+        task: Any,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        *,
+        group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(model, task, optimizer)
-        # Batch statistics are the launcher's business, so DDP broadcasts no buffers. The bucket is the gradient's
+        super().__init__(model, task, optimizer, precision)
+        # Batch statistics are the launcher's business, so DDP leaves them alone. The bucket is the gradient's
         # memory: no second copy of it.
         self.ddp = DistributedDataParallel(
-            self.module, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True
+            self.module, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
         self.module = self.ddp
         self.loss_factor = float(torch.distributed.get_world_size(group))
