@@ -97,8 +97,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("what", ["train", "plan"])
+@pytest.mark.parametrize(
+    ("what", "name"), [*(("train", name) for name in MISTAKES), ("plan", "unknown key"), ("plan", "contradiction")]
+)
 def test_a_mistake_is_refused_with_one_message(command, monkeypatch, what, name):
     monkeypatch.delenv("NOT_SET", raising=False)
     overrides, expected = MISTAKES[name]
