@@ -1,0 +1,304 @@
+"""A sweep from its command to its end, through Hydra's sweeper and its launcher plugin."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
+from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, RunMode
+from omegaconf import OmegaConf, open_dict
+from rich.console import Console
+
+from launcher.config.compose import Arguments, compose
+from launcher.errors import ConfigError, Exit, LauncherError
+from launcher.prepare import folder
+from launcher.run_dir import State, to_json, write_atomic
+from launcher.sweep.members import FOLDER, Member, plan_members
+from launcher.sweep.show import headline, print_end, print_plans, print_start, print_summary
+from launcher.sweep.signals import SignalsNoted
+
+PLUGIN = "hydra_plugins.launcher_submit.SubmitLauncher"
+
+
+class MemberFailed(LauncherError):
+    """A member without a result, as a sweeper sees it."""
+
+
+class _Over(Exception):
+    """Leaves a sweeper in the middle: it was interrupted, or only its plan was wanted."""
+
+
+class Sweep:
+    """The runs of one command. The sweeper calls `launch` through the plugin."""
+
+    def __init__(self, hydra: Hydra, arguments: Arguments, *, only_plan: bool = False) -> None:
+        self._hydra, self._arguments, self._only_plan = hydra, arguments, only_plan
+        self._console = Console()
+        self._signals = SignalsNoted()
+        self._master = master = compose(hydra, _as_sweep(arguments), run_mode=RunMode.MULTIRUN)
+        self._choices: dict[str, str] = master.hydra.runtime.choices
+        if master.hydra.launcher is None or master.hydra.launcher.get("_target_") != PLUGIN:
+            given = self._choices.get("hydra/launcher")
+            hint = "where the ranks start is said by submit"
+            raise ConfigError("hydra/launcher", given, "only launcher_submit starts runs here", hint=hint)
+        self._folder = folder(master, FOLDER[0])
+        if self._record.exists():
+            problem = "this folder already holds a sweep; give it another, or leave it out"
+            raise ConfigError(FOLDER[0], self._folder, problem)
+        if only_plan and OmegaConf.select(master, "hydra.sweeper.storage"):
+            with open_dict(master.hydra.sweeper):
+                master.hydra.sweeper.storage = None  # a plan leaves no trial in a study
+        self._fixed = self._fixed_keys()
+        self._keep_going = bool(OmegaConf.select(master, "hydra.sweeper.max_failure_rate"))
+        self._context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(master))
+        self._is_open = False
+        self.members: list[Member] = []
+
+    @property
+    def _record(self) -> Path:
+        return self._folder / "sweep.json"
+
+    def _fixed_keys(self) -> set[str]:
+        parsed = OverridesParser.create().parse_overrides(list(self._master.hydra.overrides.task))
+        return {one.get_key_element() for one in parsed if not one.is_sweep_override()}
+
+    def _plan_batch(self, batch: Sequence[Sequence[str]]) -> list[Member]:
+        def is_fixed(override: str) -> bool:
+            return override.partition("=")[0] in self._fixed
+
+        made = plan_members(
+            self._hydra,
+            self._arguments,
+            self._master,
+            batch,
+            len(self.members),
+            is_fixed,
+            keep_going=self._keep_going,
+        )
+        self.members += made
+        return made
+
+    def _sweeper(self) -> Sweeper:
+        """The sweeper of the configuration. Where it says all its runs beforehand, they are planned."""
+        name = self._choices.get("hydra/sweeper")
+        with _sweeper_mistakes(name):
+            sweeper = Plugins.instance().instantiate_sweeper(
+                config=self._master, hydra_context=self._context, task_function=cast(Any, self)
+            )
+            if not isinstance(sweeper, BasicSweeper):
+                return sweeper
+            most = sweeper.max_batch_size
+            if most is not None and most < 1:
+                raise ConfigError("hydra.sweeper.max_batch_size", most, "must be at least 1, or null")
+            parser = OverridesParser.create(config_loader=self._hydra.config_loader)
+            # all runs at once: max_batch_size says in what portions they are asked for
+            arguments = [*sweeper._parse_config(), *self._master.hydra.overrides.task]
+            batches = sweeper.split_arguments(parser.parse_overrides(arguments), None)
+        self._plan_batch([one for batch in batches for one in batch])
+        # each was composed above
+        sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
+        return sweeper
+
+    def plan(self, *, as_json: bool) -> int:
+        """Prints the plan of the sweep, or of the first batch of a sweeper that asks in batches. Writes nothing."""
+        with redirect_stdout(sys.stderr):  # sweepers log to stdout
+            configure_log(self._master.hydra.hydra_logging, self._master.hydra.verbose)
+            sweeper = self._sweeper()
+            if not self.members:
+                try:
+                    with _sweeper_mistakes(self._choices.get("hydra/sweeper")):
+                        sweeper.sweep(list(self._master.hydra.overrides.task))
+                except _Over:
+                    pass
+        if as_json:
+            plans = [one.prepared.plan_in(one.run).to_dict() if one.prepared else None for one in self.members]
+            listed = [
+                {"num": one.num, "overrides": one.overrides, "dir": str(one.where), "error": one.reason, "plan": plan}
+                for one, plan in zip(self.members, plans, strict=True)
+            ]
+            sys.stdout.write(to_json({"members": listed}))
+        else:
+            print_plans(self.members, self._folder, self._console)
+            if not isinstance(sweeper, BasicSweeper):
+                self._console.print("more runs follow, as the sweeper chooses them", highlight=False)
+        return 0
+
+    def train(self) -> int:
+        """Runs the sweep to its end. Returns its exit code."""
+        sweeper = self._sweeper()
+        if self.members:
+            print_plans(self.members, self._folder, self._console)
+            self._open()
+        callbacks, name = self._context.callbacks, self._arguments.config_name
+        callbacks.on_multirun_start(config=self._master, config_name=name)
+        gave_up: LauncherError | None = None
+        with self._signals:
+            try:
+                with _sweeper_mistakes(self._choices.get("hydra/sweeper")):
+                    sweeper.sweep(list(self._master.hydra.overrides.task))
+            except _Over:
+                pass
+            except LauncherError as error:
+                if not self._is_open:
+                    raise
+                gave_up = error
+            except (KeyboardInterrupt, SystemExit):
+                if self._signals.first is None or not self._is_open:
+                    raise
+            interrupted = self._signals.first
+        self._cancel_the_rest()
+        callbacks.on_multirun_end(config=self._master, config_name=name)
+        print_summary(self.members, self._folder, self._console)
+        if gave_up is not None and not isinstance(gave_up, MemberFailed):
+            print(f"launcher train: {gave_up}", file=sys.stderr)
+        return self._exit_code(interrupted, gave_up)
+
+    def launch(self, batch: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        """Runs the members of a batch one after another, for the sweeper, which numbers them from `first`."""
+        is_planned = first < len(self.members)
+        members = self.members[first : first + len(batch)] if is_planned else self._plan_batch(batch)
+        if self._only_plan:
+            raise _Over
+        if not is_planned:
+            print_plans(members, self._folder, self._console)
+            self._open()
+        returns = []
+        for member in members:
+            if self._signals.first is not None:
+                raise _Over
+            done = self._start(member)
+            if is_planned and done.status is JobStatus.FAILED:
+                # Hydra's basic sweeper ends at the first value that it can't read
+                done = replace(done, status=JobStatus.COMPLETED, _return_value=None)
+            returns.append(done)
+        if self._signals.first is not None:
+            raise _Over
+        return returns
+
+    def _start(self, member: Member) -> JobReturn:
+        """Runs one member to its end and records what became of it."""
+        if member.prepared is None:
+            error = MemberFailed(f"{member.name} can't work: {member.reason}")
+            return JobReturn(overrides=member.overrides, status=JobStatus.FAILED, _return_value=error)
+        assert member.composed is not None
+        print_start(member, self._console)
+        member.state = State.running
+        self._write()
+        try:
+            done = run_job(
+                hydra_context=self._context,
+                task_function=lambda _: self._run(member),
+                config=member.composed,
+                job_dir_key=FOLDER[0],
+                job_subdir_key=FOLDER[1],
+            )
+        except OSError as error:
+            refused = ConfigError(FOLDER[1], member.where, f"the folder can't be written: {error.strerror}")
+            done = JobReturn(overrides=member.overrides, status=JobStatus.FAILED, _return_value=refused)
+        finally:
+            configure_log(self._master.hydra.hydra_logging, self._master.hydra.verbose)
+        raised = done._return_value
+        if done.status is JobStatus.FAILED and not isinstance(raised, MemberFailed):
+            if not isinstance(raised, LauncherError):
+                traceback.print_exception(raised)
+                raised = LauncherError(f"{type(raised).__name__}: {raised}")
+            member.refuse(raised)
+        print_end(member, self._console)
+        self._write()
+        return done
+
+    def _run(self, member: Member) -> float | None:
+        """Starts a member's ranks and follows them. Returns its metric.
+
+        Raises:
+            MemberFailed: it didn't finish.
+        """
+        assert member.prepared is not None
+        assert member.composed is not None
+        run, prepared = member.run, member.prepared
+        plan = prepared.plan_in(run)
+        run.create(prepared.text, to_json(plan.to_dict()))
+        live = bool(member.composed.logging.progress)
+        launch = prepared.backend.render(run, plan)
+        member.exit_code = prepared.backend.submit(run, plan, launch, self._console, live=live)
+        status = run.read_status()
+        member.state = State(status["state"])
+        error = status.get("error") or {}
+        if error:
+            who = "" if error.get("rank") is None else f"rank {error['rank']}: "
+            member.reason, member.log = who + error["reason"], error.get("log")
+        if member.exit_code != Exit.FINISHED:
+            why = headline(error["reason"]) if error else member.state.value
+            raise MemberFailed(f"{member.name} ended with {member.exit_code}: {why}")
+        if not run.result.is_file():  # submitted, and not waited for
+            return None
+        result = run.read_json(run.result)
+        is_validated = plan.facts.get("validation_samples") is not None
+        loss = result["validation_loss" if is_validated else "train_loss"]
+        member.metric = float("nan") if loss is None else float(loss)
+        return member.metric
+
+    def _open(self) -> None:
+        """Makes the sweep's folder, or says who has it, and records what is planned."""
+        if self._is_open:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # exclusive creation decides which of several starts owns the folder
+            self._record.touch(exist_ok=False)
+        except FileExistsError:
+            raise ConfigError(FOLDER[0], self._folder, "this folder already holds a sweep; give it another") from None
+        except OSError as error:
+            raise ConfigError(FOLDER[0], self._folder, f"can't be written: {error.strerror}") from error
+        self._is_open = True
+        self._write()
+
+    def _write(self) -> None:
+        write_atomic(self._record, to_json({"members": [one.record() for one in self.members]}))
+
+    def _cancel_the_rest(self) -> None:
+        for member in self.members:
+            if member.state in (State.planned, State.running):
+                member.state = State.cancelled
+        self._write()
+
+    def _exit_code(self, interrupted: int | None, gave_up: LauncherError | None) -> int:
+        if interrupted is not None:
+            return 128 + interrupted
+        failed = [member.exit_code for member in self.members if member.has_failed]
+        if failed and failed[0] is not None:
+            return failed[0]
+        if any(member.exit_code == Exit.STOPPED for member in self.members):
+            return Exit.STOPPED
+        return Exit.FINISHED if gave_up is None else gave_up.exit_code
+
+
+def _as_sweep(arguments: Arguments) -> Arguments:
+    return replace(arguments, overrides=[*arguments.overrides, "hydra.mode=MULTIRUN"])
+
+
+@contextmanager
+def _sweeper_mistakes(name: str | None) -> Iterator[None]:
+    """What a sweeper can't work with, in one message."""
+    try:
+        yield
+    except (LauncherError, _Over):
+        raise
+    except HydraException as error:
+        raise LauncherError(f"hydra/sweeper={name}: {error}") from error
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        raise LauncherError(f"hydra/sweeper={name}: {type(error).__name__}: {error}") from error
