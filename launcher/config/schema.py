@@ -118,6 +118,8 @@ class BatchConfig:
     """Samples one rank puts through one forward and backward; auto: the largest with one step a window, at most 16."""
     gradient_accumulation_steps: Any = "auto"
     """Micro-batches a rank runs in one full window: ceil(ceil(global / data_parallel_degree) / micro)."""
+    micro_batch_tokens: Any = None
+    """Instead of a number of samples: as many as fit this many tokens, padding included, in a layout by length."""
     layout: Layout = Layout.auto
     """length: samples of like length share a micro-batch; arrival: in order; auto: length where the task knows lengths.
     The update is the same."""

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.schema import Config, Layout, ScalingConfig, StrategyName
+from launcher.config.schema import Config, ScalingConfig, StrategyName
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
@@ -18,8 +19,10 @@ class Plan:
     """The contents of plan.json. None: not known before the ranks see the model and the data."""
 
     global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
+    micro_batch_size: int | None
+    """None, like the steps: micro_batch_tokens bounds a micro-batch."""
+    micro_batch_tokens: int | None
+    gradient_accumulation_steps: int | None
     data_parallel_degree: int
     mesh: dict[str, int]
     world_size: int
@@ -68,10 +71,12 @@ class Plan:
 
     @property
     def batch(self) -> BatchPlan:
+        """The arithmetic of a window; with micro_batch_tokens one step of all a rank's samples."""
+        per_rank = -(-self.global_batch_size // self.data_parallel_degree)
         return BatchPlan(
             self.global_batch_size,
-            self.micro_batch_size,
-            self.gradient_accumulation_steps,
+            self.micro_batch_size or per_rank,
+            self.gradient_accumulation_steps or 1,
             self.data_parallel_degree,
         )
 
@@ -111,13 +116,8 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     """
     world = world or solve_world(config.cluster, config.strategy.name, facts.cuda_devices)
     mesh = solve_mesh(config.mesh, world.size, config.strategy.name)
-    given = config.batch
-    batch = BatchPlan.solve(
-        given.global_batch_size,
-        given.micro_batch_size,
-        given.gradient_accumulation_steps,
-        mesh.data_parallel_degree,
-    )
+    division = divide(config.batch, mesh.data_parallel_degree, facts.knows_lengths)
+    batch = division.batch
     windows = windows_of(config, facts, batch)
     optimizer = config.optimizer
     decay = optimizer.get("weight_decay")
@@ -131,11 +131,11 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     )
     _check_training(config)
     timing = _timing(config, facts, windows, peak=scaled.lr)
-    notes = [*world.notes, *filter(None, [batch.advice()]), *_rule_notes(config.scaling, optimizer)]
+    notes = [*world.notes, *division.notes(), *_rule_notes(config.scaling, optimizer)]
     notes += _batch_norm_notes(facts, batch, windows)
     notes += timing.rate.notes() if timing.rate else []
     return Plan(
-        **asdict(batch),
+        **division.fields(),
         mesh=asdict(mesh),
         world_size=world.size,
         nodes=world.nodes,
@@ -143,7 +143,6 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         device=world.device.value,
         strategy=config.strategy.name.value,
         precision=config.precision.name.value,
-        layout=_layout(config, facts),
         seed=config.run.seed,
         **timing.fields(windows),
         base_lr=float(optimizer["lr"]),
@@ -155,20 +154,9 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         memory=None,
         reductions_per_window=0 if config.strategy.name is StrategyName.single or world.size == 1 else 1,
         facts=asdict(facts),
-        arithmetic=[*batch.lines(), scaled.line],
+        arithmetic=[*division.lines(), scaled.line],
         notes=notes,
     )
-
-
-def _layout(config: Config, facts: Facts) -> str | None:
-    if config.batch.layout is Layout.arrival:
-        return "arrival"
-    if facts.knows_lengths is None:
-        return None
-    if config.batch.layout is Layout.length and not facts.knows_lengths:
-        problem = "the task has no length(sample), so lengths aren't known"
-        raise ConfigError("batch.layout", "length", problem, hint="batch.layout=arrival, or add length to the task")
-    return "length" if facts.knows_lengths else "arrival"
 
 
 def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:

@@ -29,11 +29,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     facts: dict[str, Any] = plan.facts
     rows = [
         ("global batch size", f"{plan.global_batch_size} samples an update"),
-        (
-            "as",
-            f"micro-batches of {plan.micro_batch_size} x {plan.gradient_accumulation_steps} steps x "
-            f"{plan.data_parallel_degree} data-parallel ranks",
-        ),
+        ("as", _division(plan)),
         ("layout", f"by {plan.layout}" if plan.layout else "known once the ranks see the task"),
         ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy}, {plan.precision} ({mesh})"),
         ("updates", _updates(plan)),
@@ -52,6 +48,13 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
+
+
+def _division(plan: Plan) -> str:
+    ranks = f"{plan.data_parallel_degree} data-parallel ranks"
+    if plan.micro_batch_tokens is not None:
+        return f"micro-batches of up to {plan.micro_batch_tokens} tokens on {ranks}"
+    return f"micro-batches of {plan.micro_batch_size} x {plan.gradient_accumulation_steps} steps x {ranks}"
 
 
 def _group(group: dict[str, Any]) -> str:

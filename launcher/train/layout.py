@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan
 
 Layout = list[list[list[int]]]
@@ -28,10 +29,45 @@ def by_length(batch: BatchPlan, lengths: Sequence[int]) -> Layout:
         lengths: of the window's samples, by position.
     """
     degree, steps = batch.data_parallel_degree, batch.num_micro_steps(len(lengths))
-    longest_first = sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
-    count = degree * steps
-    cuts = [len(lengths) * i // count for i in range(count + 1)]
-    runs = [longest_first[start:stop] for start, stop in pairwise(cuts)]
+    longest_first = _longest_first(lengths)
+    cuts = [len(lengths) * i // (degree * steps) for i in range(degree * steps + 1)]
+    return _deal([longest_first[start:stop] for start, stop in pairwise(cuts)], lengths, degree)
+
+
+def by_tokens(tokens: int, degree: int, lengths: Sequence[int]) -> Layout:
+    """As `by_length`, with as many samples in a micro-batch as fit `tokens`, padding included; steps vary by window.
+
+    Raises:
+        ConfigError: a sample alone is longer.
+    """
+    longest_first = _longest_first(lengths)
+    if lengths[longest_first[0]] > tokens:
+        problem = f"a sample has {lengths[longest_first[0]]} tokens, and a micro-batch holds at least one sample"
+        raise ConfigError("batch.micro_batch_tokens", tokens, problem)
+    runs: list[list[int]] = []
+    for position in longest_first:
+        if runs and lengths[runs[-1][0]] * (len(runs[-1]) + 1) <= tokens:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    # every rank runs as many: the costliest are halved until the number divides
+    while len(runs) % degree:
+        divisible = [run for run in runs if len(run) > 1]
+        costliest = max(divisible, key=lambda run: lengths[run[0]] * len(run), default=[])
+        middle = len(costliest) // 2
+        if costliest:
+            runs.remove(costliest)
+        runs += [costliest[:middle], costliest[middle:]] if costliest else [[]]
+    return _deal(runs, lengths, degree)
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
+
+
+def _deal(runs: Sequence[list[int]], lengths: Sequence[int], degree: int) -> Layout:
+    count = len(runs)
+    steps = count // degree
     costs = [max((lengths[position] for position in run), default=0) * len(run) for run in runs]
     layout: Layout = [[] for _ in range(degree)]
     work = [0] * degree

@@ -13,7 +13,8 @@ from torch import nn
 
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, DataError
-from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.batch import WindowTable
+from launcher.plan.division import divide
 from launcher.plan.facts import Facts, token_targets
 from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
@@ -129,8 +130,7 @@ def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, i
     if not targets:
         return {}
     lengths = sample_lengths(parts.task, parts.train)
-    given = config.batch
-    batch = BatchPlan.solve(given.global_batch_size, given.micro_batch_size, given.gradient_accumulation_steps, degree)
+    batch = divide(config.batch, degree, None).batch
     windows = WindowTable(len(parts.train), batch.global_batch_size, config.data.drop_last)
     return count_updates(lengths, windows, targets, seed=config.run.seed, shuffle=config.data.shuffle)
 

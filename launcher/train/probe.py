@@ -17,7 +17,6 @@ from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
 from launcher.train.process import end_with_parent
 
-
 KEPT = 4
 """Data sets that are kept for the next configuration: those of a sweep often have the same."""
 

@@ -16,6 +16,7 @@ from launcher.config.schema import Config, Device, OnNonfinite, StrategyName
 from launcher.config.validate import load
 from launcher.observe.plot import draw_loss
 from launcher.observe.tracker import tracking
+from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
@@ -110,6 +111,7 @@ def assemble(
         layout=plan.layout,
         workers=config.data.workers,
         num_updates=plan.num_updates,
+        micro_batch_tokens=plan.micro_batch_tokens,
     )
     training = config.training
     stops_at_first = training.on_nonfinite is OnNonfinite.stop
@@ -136,7 +138,7 @@ def assemble(
 
 def make_reader(config: Config, plan: Plan, parts: Parts, place: Place) -> Reader:
     """How this run reads a data set that it evaluates."""
-    return Reader(parts.task, place, plan.micro_batch_size, config.run.seed, config.data.workers)
+    return Reader(parts.task, place, plan.micro_batch_size or MICRO_BATCH_CAP, config.run.seed, config.data.workers)
 
 
 def make_precision(config: Config, place: Place) -> Precision:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
-from launcher.train.layout import Layout, by_length, in_order_of_arrival
+from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
 from launcher.train.randomness import epoch_order
 from launcher.train.reading import Batch, Collate, Item, Read, Samples
 
@@ -80,10 +80,12 @@ class Windows:
         layout: str,
         workers: int = 0,
         num_updates: int | None = None,
+        micro_batch_tokens: int | None = None,
     ) -> None:
         self.task, self.batch, self.table, self.place = task, batch, table, place
         self.seed, self.shuffle, self.layout, self.workers = seed, shuffle, layout, workers
-        self.num_updates = num_updates
+        self.num_updates, self.micro_batch_tokens = num_updates, micro_batch_tokens
+        self._steps: dict[int, int] = {}
         self._samples = Samples(data, seed)
         self._order: tuple[int, np.ndarray] | None = None
         self._reading: Iterator[Read] | None = None
@@ -103,7 +105,8 @@ class Windows:
             self._reading = self._start(update)
         self._next = update + 1
         indices = self.indices(update)
-        read = [next(self._reading) for _ in range(self.batch.num_micro_steps(len(indices)))]
+        read = [next(self._reading)]
+        read += [next(self._reading) for _ in range(self._steps.pop(update) - 1)]
         counts_tokens = all(one.tokens is not None for one in read)
         weight, tokens = self.place.sum([sum(one.weight for one in read), sum(one.tokens or 0 for one in read)])
         return Window(
@@ -134,6 +137,7 @@ class Windows:
         """
         indices, epoch = self.indices(update), self.table.window(update).epoch
         layout = self._laid_out(indices, epoch)[self.place.rank]
+        self._steps[update] = len(layout)
         return [
             [Item(epoch, int(indices[position]), bool(positions)) for position in positions or [0]]
             for positions in layout
@@ -142,7 +146,10 @@ class Windows:
     def _laid_out(self, indices: np.ndarray, epoch: int) -> Layout:
         if self.layout == "arrival":
             return in_order_of_arrival(self.batch, len(indices))
-        return by_length(self.batch, self._lengths(indices, epoch))
+        lengths = self._lengths(indices, epoch)
+        if self.micro_batch_tokens is not None:
+            return by_tokens(self.micro_batch_tokens, self.place.degree, lengths)
+        return by_length(self.batch, lengths)
 
     def _lengths(self, indices: np.ndarray, epoch: int) -> list[int]:
         """The length of every sample of a window, the same on every rank.

@@ -20,7 +20,7 @@ SEED = 3
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 
 
-def config(dtype: str, micro: int, *more: str) -> str:
+def config(dtype: str, micro: int | str, *more: str) -> str:
     return config_text(
         *PLAIN,
         f"run.seed={SEED}",
@@ -46,12 +46,16 @@ def task() -> CausalLM:
     return CausalLM(vocab_size=14, bos=13)
 
 
-@pytest.mark.parametrize("layout", ["arrival", "length"])
+@pytest.mark.parametrize("layout", ["arrival", "length", "tokens"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_gradient_of_a_window(ranks: Any, task: CausalLM, degree: int, dtype: str, layout: str) -> None:
     micros = [1, 2, 3, 4, 5]
-    texts = [config(dtype, micro, f"batch.layout={layout}") for micro in micros]
+    if layout == "tokens":
+        bounds = [9, 10, 14, 20, 100]  # the longest sample has 9
+        texts = [config(dtype, "auto", f"batch.micro_batch_tokens={bound}") for bound in bounds]
+    else:
+        texts = [config(dtype, micro, f"batch.layout={layout}") for micro in micros]
     samples = Sequences().samples
     windows = [samples[0:7], samples[7:14], samples[14:17]]
     reference = [plain.window_gradient(model(dtype), task, window) for window in windows]
