@@ -29,6 +29,9 @@ class CausalLM:
         pad: id that fills up shorter rows; those positions never count.
     """
 
+    loss_unit = "nats per token"
+    """What a loss is in, for the axis of a picture."""
+
     def __init__(self, vocab_size: int = 257, bos: int | None = 256, ignore_index: int = -100, pad: int = 0) -> None:
         if vocab_size < 1:
             raise ConfigError("task.vocab_size", vocab_size, "must be at least 1")

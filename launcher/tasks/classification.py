@@ -18,6 +18,9 @@ class Classification:
         num_classes: classes are in [0, num_classes); the model's output is [rows, num_classes].
     """
 
+    loss_unit = "nats per sample"
+    """What a loss is in, for the axis of a picture."""
+
     def __init__(self, num_classes: int) -> None:
         if num_classes < 1:
             raise ConfigError("task.num_classes", num_classes, "must be at least 1")

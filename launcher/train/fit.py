@@ -57,6 +57,7 @@ class Fit:
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
+        self._upcoming: Window | None = None
         self._statistics = BatchStatistics(self.sharding.model, self.place)
 
     def run(self) -> Progress:
@@ -69,7 +70,8 @@ class Fit:
         progress = self.progress
         while progress.update < self.policy.num_updates:
             started = time.perf_counter()
-            window = self.windows.get(progress.update + 1)
+            window = self._upcoming or self.windows.get(progress.update + 1)
+            self._upcoming = None
             lr = self.rate(progress.applied)
             loss, step = self._update(window, lr)
             progress.update += 1
@@ -89,6 +91,9 @@ class Fit:
             return math.nan, StepResult(math.nan, applied=False)
         statistics = self._statistics.copy()
         loss_sum = self.runner.run(window)
+        if self.windows.reads_ahead and window.update < self.policy.num_updates:
+            # the device is still busy with what the runner has queued, and loader workers have read on
+            self._upcoming = self.windows.get(window.update + 1)
         loss = self.place.sum([float(loss_sum)])[0] / window.weight
         step = self.sharding.step(lr, self.policy.max_grad_norm, finite=math.isfinite(loss))
         if step.applied:

@@ -202,5 +202,6 @@ def finish(
         "seconds": time.monotonic() - started,
     }
     write_atomic(run.result, to_json(result))
-    draw_loss(run.metrics, run.loss_png, baseline=baseline, title=config.run.name)
+    unit = getattr(parts.task, "loss_unit", "weighted mean")
+    draw_loss(run.metrics, run.loss_png, baseline=baseline, title=config.run.name, unit=unit)
     run.write_status(state=State.running, update=progress.update, applied=progress.applied)

@@ -91,6 +91,11 @@ class Windows:
         self._reading: Iterator[Read] | None = None
         self._next = 0
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether the next window is better asked for while the current one computes: something runs beside it."""
+        return self.workers > 0 or self.place.device.type == "cuda"
+
     def indices(self, update: int) -> np.ndarray:
         """The samples of window `update` (from 1), int64 [samples], in the order of the epoch."""
         window = self.table.window(update)
