@@ -130,8 +130,9 @@ class Sweep:
             ]
             sys.stdout.write(to_json({"members": listed}))
         else:
-            print_plans(self.members, self._folder, self._console)
-            if not isinstance(sweeper, BasicSweeper):
+            whole = isinstance(sweeper, BasicSweeper)
+            print_plans(self.members, self._folder, self._console, whole=whole)
+            if not whole:
                 self._console.print("more runs follow, as the sweeper chooses them", highlight=False)
         return 0
 
@@ -139,7 +140,7 @@ class Sweep:
         """Runs the sweep to its end. Returns its exit code."""
         sweeper = self._sweeper()
         if self.members:
-            print_plans(self.members, self._folder, self._console)
+            print_plans(self.members, self._folder, self._console, whole=True)
             self._open()
         callbacks, name = self._context.callbacks, self._arguments.config_name
         callbacks.on_multirun_start(config=self._master, config_name=name)
@@ -172,7 +173,7 @@ class Sweep:
         if self._only_plan:
             raise _Over
         if not is_planned:
-            print_plans(members, self._folder, self._console)
+            print_plans(members, self._folder, self._console, whole=False)
             self._open()
         returns = []
         for member in members:

@@ -12,16 +12,17 @@ from launcher.prepare import short
 from launcher.run_dir import State
 from launcher.sweep.members import Member
 
-WIDEST = 32
+WIDEST = 20
 """Characters that the overrides of a run get in a narrow terminal."""
 
 _COLOURS = {State.finished: "green", State.failed: "red", State.stopped: "yellow", State.cancelled: "yellow"}
 
 
-def print_plans(members: Sequence[Member], folder: Path, console: Console) -> None:
-    """Prints a row for each member that can start, and what to know of them."""
+def print_plans(members: Sequence[Member], folder: Path, console: Console, *, whole: bool) -> None:
+    """Prints a row for each member that can start, and what to know of them. `whole`: these are all there will be."""
     first, last = members[0].num, members[-1].num
-    title = f"Sweep of {len(members)} runs" if first == 0 else f"Runs {first} to {last} of the sweep"
+    part = f"Run {first} of a sweep" if first == last else f"Runs {first} to {last} of a sweep"
+    title = f"Sweep of {_number(members)}" if whole else part
     table = _table(title, members)
     for name in ("global batch", "micro x gas x degree", "lr", "warmup", "updates"):
         table.add_column(name, justify="right")
@@ -105,7 +106,11 @@ def print_summary(members: Sequence[Member], folder: Path, console: Console) -> 
 def _counts(members: Sequence[Member]) -> str:
     states = [member.state for member in members]
     counts = [f"{states.count(state)} {state.value}" for state in State if state in states]
-    return f"{len(members)} runs: {', '.join(counts)}"
+    return f"{_number(members)}: {', '.join(counts)}"
+
+
+def _number(members: Sequence[Member]) -> str:
+    return "1 run" if len(members) == 1 else f"{len(members)} runs"
 
 
 def headline(reason: str) -> str:
