@@ -13,8 +13,8 @@ launcher COMMAND [hydra flags] [overrides]
 State the effective batch once; the launcher works out the rest, starts it anywhere, and every way of running it gives
 the same update.
 
-  train              compose, plan, start the ranks and follow the run to its end
-  plan [--json]      everything up to the start and not a step further: prints the plan
+  train              compose, plan, start the ranks and follow the run to its end; with -m a sweep
+  plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run
   status DIR         state, updates, rate and time left of one run or of every run below DIR
   export RUN_DIR     the trained model as one safetensors file [--output FILE]
 

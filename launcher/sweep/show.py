@@ -12,7 +12,7 @@ from launcher.prepare import short
 from launcher.run_dir import State
 from launcher.sweep.members import Member
 
-WIDEST = 20
+WIDEST = 18
 """Characters that the overrides of a run get in a narrow terminal."""
 
 _COLOURS = {State.finished: "green", State.failed: "red", State.stopped: "yellow", State.cancelled: "yellow"}
@@ -24,7 +24,7 @@ def print_plans(members: Sequence[Member], folder: Path, console: Console, *, wh
     part = f"Run {first} of a sweep" if first == last else f"Runs {first} to {last} of a sweep"
     title = f"Sweep of {_number(members)}" if whole else part
     table = _table(title, members)
-    for name in ("global batch", "micro x gas x degree", "lr", "warmup", "updates"):
+    for name in ("global\nbatch", "micro x gas\nx degree", "lr", "warmup", "updates"):
         table.add_column(name, justify="right")
     table.add_column("folder", overflow="fold", min_width=6)
     for member in members:
