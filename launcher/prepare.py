@@ -74,6 +74,7 @@ def draft(composed: DictConfig, *keys: str) -> Draft:
         where, nowhere = Path(), error
     with read_write(composed.hydra.runtime), open_dict(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(where)
+    HydraConfig.instance().set_config(composed)
     tasks = task_config(composed)
     validate(tasks)
     if nowhere is not None:

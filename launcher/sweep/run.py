@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins import basic_sweeper  # its classes are made anew by each scan for plugins
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -97,7 +97,7 @@ class Sweep:
             sweeper = Plugins.instance().instantiate_sweeper(
                 config=self._master, hydra_context=self._context, task_function=cast(Any, self)
             )
-            if not isinstance(sweeper, BasicSweeper):
+            if not isinstance(sweeper, basic_sweeper.BasicSweeper):
                 return sweeper
             most = sweeper.max_batch_size
             if most is not None and most < 1:
@@ -130,7 +130,7 @@ class Sweep:
             ]
             sys.stdout.write(to_json({"members": listed}))
         else:
-            whole = isinstance(sweeper, BasicSweeper)
+            whole = isinstance(sweeper, basic_sweeper.BasicSweeper)
             print_plans(self.members, self._folder, self._console, whole=whole)
             if not whole:
                 self._console.print("more runs follow, as the sweeper chooses them", highlight=False)
