@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "run_dir": {"errors"},
     "config": GROUND,
     "plan": GROUND | {"config"},
-    "observe": GROUND,
+    "observe": GROUND | {"config"},
     "submit": GROUND | {"config", "plan", "observe"},
     "sweep": GROUND | {"config", "plan", "observe", "prepare"},
     "tasks": GROUND,
