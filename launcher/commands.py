@@ -70,6 +70,8 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
         raise LauncherError(
             "--config-path: the launcher's own conf/ is always there; add your folder with --config-dir"
         )
+    if options.multirun and (options.cfg or options.info):
+        raise LauncherError("--multirun shows no configuration: give one value of each key, and --cfg without it")
     # the parser takes flags it doesn't know for overrides
     for override in options.overrides:
         if override.startswith("-"):
