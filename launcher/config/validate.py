@@ -18,7 +18,7 @@ from omegaconf import (
     Node,
     OmegaConf,
 )
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from launcher.config.compose import register
@@ -87,6 +87,8 @@ def _explain_value(error: OmegaConfBaseException, section: str) -> LauncherError
     if not key.startswith(section):
         key = f"{section}.{key}"
     text = str(error).splitlines()[0]
+    if isinstance(error, InterpolationToMissingValueError):
+        key = text.rpartition(": ")[2]  # the key that this one follows
     if isinstance(error, InterpolationKeyError):
         text += " (an interpolation that leads nowhere)"
     elif "missing" in text.lower():

@@ -74,6 +74,10 @@ MISTAKES = {
     "argument that must be given": (["data=text"], ["data.train.path=???", "add data.train.path="]),
     "deleted key": (["~training.duration"], ["~training.duration", "can be set, not deleted"]),
     "deleted section": (["~training"], ["training", "must stay a section", "duration, max_grad_norm"]),
+    "argument that another follows": (
+        ["model=resnet", "task=classification"],
+        ["task.num_classes=???", "add task.num_classes="],
+    ),
     "deleted group": (["~model"], ["model", "must be given", "model=custom"]),
     "deleted rate": (["~optimizer.lr"], ["optimizer.lr", "a finite number"]),
     "chdir": (["hydra.job.chdir=true"], ["hydra.job.chdir=true", "leave it out"]),
