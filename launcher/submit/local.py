@@ -65,6 +65,8 @@ class SignalsPassedOn:
 
     def __enter__(self) -> "SignalsPassedOn":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the run outlives its terminal
             self._before[number] = signal.signal(number, self._pass)
         return self
 

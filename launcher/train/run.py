@@ -56,6 +56,8 @@ def run_rank(run: RunDir, attempt: int) -> None:
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
             progress = fit.run()
             finish(run, config, plan, parts, place, fit.sharding, progress, started)
+        if place.degree > 1:
+            dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()
