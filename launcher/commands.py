@@ -19,7 +19,7 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
 from launcher.prepare import Prepared, draft, folder, settle, short
-from launcher.run_dir import RunDir, to_json
+from launcher.run_dir import RunDir, State, to_json
 
 RUN_DIR = "hydra.run.dir"
 
@@ -132,13 +132,17 @@ def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Pre
     where = folder(composed, RUN_DIR)
     if RunDir(where).config.exists():
         raise ConfigError("hydra.run.dir", where, "this folder already holds a run; give it another, or leave it out")
+    run = RunDir(where)
+    plan = prepared.plan_in(run)
+    # before Hydra writes there: the folder may have become another's a moment ago
+    try:
+        run.create(prepared.text, to_json(plan.to_dict()))
+    except LauncherError as error:
+        raise LauncherError(f"{RUN_DIR}: {error}") from error
     console = Console()
     live = bool(composed.logging.progress)
 
     def job(_: DictConfig) -> int:
-        run = RunDir(where)
-        plan = prepared.plan_in(run)
-        run.create(prepared.text, to_json(plan.to_dict()))
         print_plan(plan, short(where), console)
         launch = prepared.backend.render(run, plan)
         code = prepared.backend.submit(run, plan, launch, console, live=live)
@@ -163,7 +167,10 @@ def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Pre
 
 
 def _print_end(run: RunDir, code: int, console: Console) -> None:
-    status = run.read_status()
+    try:
+        status = run.read_status()
+    except LauncherError as unreadable:
+        status = {"state": State.failed.value, "error": {"rank": None, "reason": str(unreadable)}}
     if code == 0:
         result = run.read_json(run.result)
         _print_result(result, console)
@@ -172,7 +179,7 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
         who = "" if error.get("rank") is None else f"rank {error['rank']}: "
         console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
         console.print(error["reason"], markup=False, highlight=False)
-        if error.get("log"):
+        if error.get("log") and Path(error["log"]).exists():
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")

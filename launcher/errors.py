@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import Enum, IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -39,6 +40,16 @@ def _shown(given: object) -> object:
 
 class DataError(LauncherError):
     """Data that can't be trained on: an empty set, a missing folder, a label out of range. Names the thing."""
+
+
+class StorageError(LauncherError):
+    """A file of a run that can't be written: the disk is full, or the run's folder has vanished."""
+
+    exit_code = Exit.RANK_FAILED
+
+    def __init__(self, path: Path, why: OSError | str) -> None:
+        said = why if isinstance(why, str) else why.strerror or str(why)
+        super().__init__(f"{path}: can't be written: {said if path.parent.is_dir() else 'its folder has vanished'}")
 
 
 class NonFiniteError(LauncherError):

@@ -5,13 +5,14 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, StorageError
 
 
 class State(Enum):
@@ -28,18 +29,32 @@ class State(Enum):
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Writes `text` to `path` whole or not at all: beside it, flushed to the disk, then renamed over it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes `text` to `path` whole or not at all: beside it, flushed to the disk, then renamed over it.
+
+    Raises:
+        StorageError: the disk is full, or the folder has vanished.
+    """
+    with writing(path):
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses inside is said with the name of the file. Raises StorageError."""
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        raise StorageError(path, error) from error
 
 
 def umask() -> int:
@@ -67,6 +82,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+_unwritten: dict[Path, dict[str, Any]] = {}
+"""The last status of a run, by its folder, where this process couldn't write it."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +147,22 @@ class RunDir:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             # exclusive creation decides which of several starts owns the folder
-            with open(self.config, "x", encoding="utf-8") as file:
-                file.write(config_yaml)
-            write_atomic(self.plan, plan_json)
-            self.write_status(state=State.planned)
+            file = open(self.config, "x", encoding="utf-8")  # noqa: SIM115 — what fails from here on is undone
         except FileExistsError:
             raise LauncherError(
                 f"{self.path}: this folder already holds a run; give hydra.run.dir another folder, or leave it out"
             ) from None
         except OSError as error:
             raise LauncherError(f"{self.path}: the run's folder can't be written: {error.strerror}") from error
+        try:
+            with writing(self.config), file:
+                file.write(config_yaml)
+            write_atomic(self.plan, plan_json)
+            self.write_status(state=State.planned)
+        except StorageError as error:
+            for one in (self.config, self.plan):  # half a run would keep the next one out
+                one.unlink(missing_ok=True)
+            raise LauncherError(str(error)) from error
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """The object in a JSON file of this run; raises LauncherError where it is no whole JSON object."""
@@ -150,10 +175,15 @@ class RunDir:
         return value
 
     def read_status(self) -> dict[str, Any]:
-        return self.read_json(self.status)
+        """What stands in status.json, or what this process couldn't write there."""
+        return _unwritten.get(self.path) or self.read_json(self.status)
 
     def write_status(self, *, state: State, **fields: Any) -> None:
-        """Updates status.json: keeps what stands there, sets `state`, the heartbeat (Unix seconds) and `fields`."""
+        """Updates status.json: keeps what stands there, sets `state`, the heartbeat (Unix seconds) and `fields`.
+
+        Raises:
+            StorageError: it can't be written; `read_status` gives it to this process all the same.
+        """
         old: dict[str, Any] = {
             "state": state.value,
             "exit_code": None,
@@ -165,6 +195,12 @@ class RunDir:
             "heartbeat": None,
             "error": None,
         }
-        if self.status.exists():
+        with suppress(LauncherError):  # none yet, or its folder has vanished
             old |= self.read_status()
-        write_atomic(self.status, to_json(old | {"state": state.value, "heartbeat": time.time()} | fields))
+        new = old | {"state": state.value, "heartbeat": time.time()} | fields
+        try:
+            write_atomic(self.status, to_json(new))
+        except StorageError:
+            _unwritten[self.path] = new
+            raise
+        _unwritten.pop(self.path, None)

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from launcher.run_dir import json_line
+from launcher.run_dir import json_line, writing
 
 
 class MetricsFile:
     """Appends lines to metrics.jsonl, each whole; written out when `flush` is called or many have gathered."""
 
     def __init__(self, path: Path, *, attempt: int) -> None:
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 — open as long as the run
+        self._path = path
+        with writing(path):
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 — open as long as the run
         self._attempt = attempt
         self._waiting: list[str] = []
 
@@ -26,10 +28,11 @@ class MetricsFile:
         self._waiting.append(json_line({"kind": "validation", "attempt": self._attempt, **fields}))
 
     def flush(self) -> None:
-        """Hands the waiting lines to the system in one write."""
+        """Hands the waiting lines to the system in one write. Raises StorageError where it takes them no more."""
         if self._waiting:
-            self._file.write("".join(self._waiting))
-            self._file.flush()
+            with writing(self._path):
+                self._file.write("".join(self._waiting))
+                self._file.flush()
             self._waiting.clear()
 
     def close(self) -> None:

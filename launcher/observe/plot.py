@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.observe.records import read_metrics
+from launcher.run_dir import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,9 +98,9 @@ def _label(axes: "Axes", title: str, unit: str) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with writing(path):
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Reading metrics.jsonl: while it is written, whole, or its end alone."""
 
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,10 @@ Record = dict[str, Any]
 
 _END = 64 * 1024
 """Bytes at the end of the file that hold the latest updates."""
+
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""What a file says that isn't there yet, or whose folder has vanished."""
 
 
 class Tail:
@@ -26,8 +31,10 @@ class Tail:
                     self._position = 0
                 file.seek(self._position)
                 data = file.read()
-        except FileNotFoundError:
-            return []
+        except OSError as error:
+            if error.errno in _GONE:
+                return []
+            raise
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)
         return list(_records(whole))

@@ -1,5 +1,6 @@
 """Where a run stands, or every run of a sweep, from their files alone."""
 
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +41,14 @@ class RunStatus:
     heartbeat_age: float | None
     """Seconds since the run last said that it lives."""
     error: str | None
+    is_gone: bool = False
+    """Whether the process that looks after its ranks was one of this machine, and has ended."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it should be running and hasn't been heard of for long."""
+        """Whether it should be running and hasn't been heard of for long, or can't be any more."""
+        if self.is_gone:
+            return self.state is State.submitted or self.state in _ALIVE
         return self.state in _ALIVE and self.heartbeat_age is not None and self.heartbeat_age > SILENT_AFTER
 
 
@@ -84,7 +89,18 @@ def read_run(run_dir: Path) -> RunStatus:
         seconds_left=left,
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
+        is_gone=_is_gone(status),
     )
+
+
+def _is_gone(status: dict[str, Any]) -> bool:
+    agent = (status.get("pids") or {}).get("agent")
+    if agent is None or status.get("host") != socket.gethostname() or not Path("/proc/self").exists():
+        return False
+    try:
+        return b"launcher.train.agent" not in Path(f"/proc/{agent}/cmdline").read_bytes()  # else it has its number
+    except OSError:
+        return True
 
 
 def _error_text(error: Any) -> str | None:
@@ -166,7 +182,8 @@ def _row(name: str, status: RunStatus) -> list[str]:
 def _problems(status: RunStatus) -> list[str]:
     problems = []
     if status.is_silent:
-        problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}")
+        gone = ": its processes have ended" if status.is_gone else ""
+        problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")
     if status.error:
         code = "" if status.exit_code is None else f" (exit {status.exit_code})"
         problems.append(f"{status.state.value}{code}: {status.error}")

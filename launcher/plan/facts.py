@@ -87,25 +87,27 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
     """
     if not torch_is_installed():
         return [Facts() for _ in config_yamls]
-    with tempfile.TemporaryDirectory(prefix="launcher-facts-") as folder:
-        answer = Path(folder, "answer.json")
-        configs = [Path(folder, f"{index}.yaml") for index in range(len(config_yamls))]
-        for config, text in zip(configs, config_yamls, strict=True):
-            config.write_text(text, encoding="utf-8")
+    # files without a name: nothing is left of them, however this process ends
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as asked, tempfile.TemporaryFile() as answer:
+        json.dump(list(config_yamls), asked)
+        asked.seek(0)
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.train.probe", str(answer), *map(str, configs)],
+            [sys.executable, "-m", "launcher.train.probe", str(answer.fileno())],
             env={**rank_environment(pythonpath), "LAUNCHER_PARENT_PID": str(os.getpid())},
-            stdin=subprocess.DEVNULL,
+            stdin=asked,
+            pass_fds=[answer.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
-        if not answer.is_file():
-            raise LauncherError(
-                f"asking the model and the data ended with {done.returncode} and no answer:\n{done.stdout[-4000:]}"
-            )
-        said = json.loads(answer.read_text(encoding="utf-8"))
+        answer.seek(0)
+        text = answer.read().decode()
+    if not text:
+        raise LauncherError(
+            f"asking the model and the data ended with {done.returncode} and no answer:\n{done.stdout[-4000:]}"
+        )
+    said = json.loads(text)
     return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in said]
 
 

@@ -1,17 +1,23 @@
 """Ranks on this machine, under one elastic agent."""
 
 import os
+import secrets
 import signal
 import subprocess
+import tempfile
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from launcher.errors import Exit, LauncherError
 from launcher.observe.progress import follow
 from launcher.plan.plan import Plan
-from launcher.run_dir import RunDir, State
+from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
+from launcher.train.outcome import SCRATCH, record, take_left
+from launcher.train.process import PARENT
 
 
 class Local:
@@ -22,11 +28,13 @@ class Local:
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         log = run.logs / "agent.log"
+        scratch = Path(tempfile.gettempdir(), f"launcher-{secrets.token_hex(8)}")
+        own = {PARENT: str(os.getpid()), SCRATCH: str(scratch)}
         with SignalsPassedOn() as signals:
-            with open(log, "ab") as output:
+            with writing(log), open(log, "ab") as output:
                 agent = subprocess.Popen(
                     launch.argv[0],
-                    env={**os.environ, **launch.environment, "LAUNCHER_PARENT_PID": str(os.getpid())},
+                    env={**os.environ, **launch.environment, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -34,25 +42,42 @@ class Local:
                     # Ctrl-C in a terminal reaches the launcher alone, which passes it on once
                     start_new_session=True,
                 )
-            signals.to(agent)
-            run.write_status(state=State.submitted, pids={"launcher": os.getpid(), "agent": agent.pid})
-            follow(run.path, lambda: agent.poll() is None, live=live, console=console)
-            code = agent.wait()
-        return _outcome(run, code, log.read_text(encoding="utf-8", errors="replace"), signals.first)
+            try:
+                signals.to(agent)
+                run.write_status(state=State.submitted, pids={"launcher": os.getpid(), "agent": agent.pid})
+                follow(run.path, lambda: agent.poll() is None, live=live, console=console)
+                code = agent.wait()
+            finally:
+                if agent.poll() is None:
+                    agent.kill()
+                    agent.wait()
+                take_left(scratch, run)
+        return _outcome(run, code, log, signals.first)
 
 
-def _outcome(run: RunDir, code: int, agent_log: str, stopped_by: int | None) -> int:
-    status = run.read_status()
-    if status["exit_code"] is None and stopped_by is not None:  # before the agent could take the signal
-        run.write_status(state=State.cancelled, exit_code=128 + stopped_by)
+def _outcome(run: RunDir, code: int, log: Path, stopped_by: int | None) -> int:
+    try:
+        said = run.read_status()["exit_code"]
+    except LauncherError:
+        said = None
+    if said is not None:
+        return int(said)
+    if stopped_by is not None:  # before the agent could take the signal
+        record(run, state=State.cancelled, exit_code=128 + stopped_by)
         return 128 + stopped_by
-    if status["exit_code"] is None:  # the agent itself was ended, or failed before it could say why
-        code = 128 - code if code < 0 else code or 3
-        tail = "\n".join(agent_log.strip().splitlines()[-20:])
-        reason = f"the agent ended with {code}" + (f":\n{tail}" if tail else "")
-        run.write_status(state=State.failed, exit_code=code, error={"rank": None, "reason": reason})
-        return code
-    return int(status["exit_code"])
+    # the agent itself was ended, or failed before it could say why
+    code = 128 - code if code < 0 else code if code > 1 else int(Exit.RANK_FAILED)
+    tail = "\n".join(_text(log).strip().splitlines()[-20:])
+    reason = f"the agent ended with {code}" + (f":\n{tail}" if tail else "")
+    record(run, state=State.failed, exit_code=code, error={"rank": None, "reason": reason})
+    return code
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 class SignalsPassedOn:

@@ -1,17 +1,36 @@
 """The entry of one node: ``python -m launcher.train.agent RUN_DIR`` runs its ranks under torch's elastic agent."""
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
+from launcher.run_dir import RunDir, State
+from launcher.train.outcome import SCRATCH, record
 from launcher.train.process import end_with_parent
 
+
+def cancel_on_signals(run: RunDir) -> None:
+    """Until the elastic agent listens for signals itself, one ends this process, and the run's status says so."""
+
+    def cancel(number: int, _frame: FrameType | None) -> None:
+        record(run, state=State.cancelled, exit_code=128 + number)
+        shutil.rmtree(os.environ.get(SCRATCH, ""), ignore_errors=True)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, cancel)
+
+
 if __name__ == "__main__":
-    end_with_parent(signal.SIGTERM)  # before torch is imported, which takes seconds
     parser = argparse.ArgumentParser(prog="python -m launcher.train.agent", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     arguments = parser.parse_args()
+    cancel_on_signals(RunDir(arguments.run_dir))  # before torch is imported, which takes seconds
+    end_with_parent(signal.SIGTERM)
 
     from launcher.train.elastic import run_node
 

@@ -20,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, launch_agent
 from launcher.errors import Exit
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, State
+from launcher.train.outcome import record, scratch
 
 SHUTDOWN_SECONDS = 10
 """What ranks are given between SIGTERM and SIGKILL."""
@@ -41,24 +42,26 @@ class Failure:
 def run_node(run_dir: Path) -> int:
     """Runs this node's ranks to their end. Returns the run's exit code."""
     run = RunDir(run_dir)
-    plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
-    for stale in run.logs.glob("error_*.json"):
-        stale.unlink()
-    try:
-        launch_agent(_launch_config(plan), sys.executable, ["-m", "launcher.train.worker", str(run.path)])
-    except ChildFailedError as error:
-        failure = first_failure(run, error.failures)
-        run.write_status(
-            state=State.failed,
-            exit_code=failure.exit_code,
-            error={"rank": failure.rank, "reason": failure.reason, "log": str(run.rank_log(failure.rank))},
-        )
-        return failure.exit_code
-    except SignalException as stop:
-        run.write_status(state=State.cancelled, exit_code=128 + stop.sigval)
-        return 128 + stop.sigval
-    run.write_status(state=State.finished, exit_code=Exit.FINISHED)
-    return Exit.FINISHED
+    error: dict[str, Any] | None = None
+    with scratch() as folder:
+        try:
+            plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+            for stale in run.logs.glob("error_*.json"):
+                stale.unlink()
+            launch_agent(_launch_config(plan), sys.executable, ["-m", "launcher.train.worker", str(run.path)])
+            state, code = State.finished, int(Exit.FINISHED)
+        except ChildFailedError as failed:
+            failure = first_failure(failed.failures, run.logs, folder)
+            state, code = State.failed, failure.exit_code
+            error = {"rank": failure.rank, "reason": failure.reason, "log": str(run.rank_log(failure.rank))}
+        except SignalException as stop:
+            state, code = State.cancelled, 128 + stop.sigval
+        except OSError as problem:
+            state, code, error = State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
+    record(run, state=state, exit_code=code, error=error)
+    return code
 
 
 def _launch_config(plan: Plan) -> LaunchConfig:
@@ -93,13 +96,13 @@ class OwnLogs(LogsSpecs):
         )
 
 
-def first_failure(run: RunDir, failures: dict[int, ProcessFailure]) -> Failure:
-    """Which rank failed first, and why.
+def first_failure(failures: dict[int, ProcessFailure], *folders: Path) -> Failure:
+    """Which rank failed first, and why, by the words that ranks have left in `folders`.
 
     A rank that was killed leaves no word, and its neighbours blame themselves for the torn connection: so a killed rank
     comes first, then words that are not about a torn connection, then the earliest.
     """
-    words = [_read(path) for path in sorted(run.logs.glob("error_*.json"))]
+    words = [_read(path) for folder in folders for path in sorted(folder.glob("error_*.json"))]
     spoken = {word["rank"] for word in words}
     ended = sorted(failures.items(), key=lambda item: item[1].timestamp)
     for rank, one in ended:

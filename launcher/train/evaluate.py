@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
-from launcher.train.reading import Batch, Collate, Item, Read, Samples, row_weights
+from launcher.train.reading import Batch, Collate, Item, Read, Samples, row_weights, start_worker
 from launcher.train.sharding.base import row_losses
 from launcher.train.window import Place, to_device
 
@@ -49,6 +49,7 @@ class Reader:
             batch_sampler=turns,
             collate_fn=Collate(self.task),
             num_workers=min(self.workers, len(turns)),
+            worker_init_fn=start_worker,
         )
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from launcher.errors import NonFiniteError
@@ -136,8 +137,9 @@ class Reporter:
         self._status_written = 0.0
 
     def say(self, text: str) -> None:
-        """A line in this rank's log."""
-        print(text, flush=True)
+        """A line in this rank's log. A full disk is said by the files that matter more."""
+        with suppress(OSError):
+            print(text, flush=True)
 
     def update(
         self, window: Window, loss: float, lr: float, step: StepResult, progress: Progress, seconds: float

@@ -1,16 +1,17 @@
-"""A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe ANSWER
-CONFIG…``. The model is made on the meta device, so its size doesn't matter."""
+"""A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe ANSWER``
+reads a JSON list of configurations from standard input, and writes one of answers to the open file that ANSWER numbers.
+The model is made on the meta device, so its size doesn't matter."""
 
 import json
+import os
 import signal
 import sys
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import Config
-from launcher.config.validate import load
+from launcher.config.validate import parse
 from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
 from launcher.train.optim import build_optimizer
@@ -37,14 +38,14 @@ class DataSets:
         return self._made[key]
 
 
-def answer(config_path: Path, data: DataSets) -> dict[str, object]:
+def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
     """``{"facts": …}``, or ``{"refused": message}`` where something of the user's can't be made."""
     import torch
 
     from launcher.plan.plan import param_groups
 
     try:
-        config = load(config_path)
+        config = parse(config_yaml)
         train, validation = data.of(config)
         parts = Parts(build_model(config, device="meta"), build_task(config), train, validation)
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -64,5 +65,6 @@ def answer(config_path: Path, data: DataSets) -> dict[str, object]:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
     sets = DataSets()
-    said = [answer(Path(config), sets) for config in sys.argv[2:]]
-    Path(sys.argv[1]).write_text(json.dumps(said), encoding="utf-8")
+    said = [answer(config, sets) for config in json.load(sys.stdin)]
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as file:
+        json.dump(said, file)

@@ -1,5 +1,8 @@
 """Reading samples and collating them, in this process or in loader workers."""
 
+import os
+import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from launcher.errors import DataError
+from launcher.train.outcome import SCRATCH
+from launcher.train.process import end_with_parent
 from launcher.train.randomness import seed_sample
 
 Batch = Mapping[str, Tensor]
@@ -85,6 +90,13 @@ class Collate:
         tokens = sum(int(self.task.length(sample)) for sample in samples[:num_real]) if counts else None
         weight = float(row_weights(self.task, batch)[:num_real].sum())
         return Read(batch, num_real, weight, tokens)
+
+
+def start_worker(_number: int) -> None:
+    """What a loader worker does first: it ends with its rank, at once, and leaves nothing behind."""
+    end_with_parent(signal.SIGKILL)  # torch itself looks after its parent every 5 seconds
+    # a worker makes a folder for the sockets by which it hands tensors over, and one that is killed can't remove it
+    tempfile.tempdir = os.environ.get(SCRATCH, tempfile.tempdir)
 
 
 def collate(task: Any, samples: list[Any]) -> Batch:

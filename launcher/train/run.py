@@ -9,18 +9,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher.config.schema import Config, Device, OnNonfinite, StrategyName
 from launcher.config.validate import load
+from launcher.errors import StorageError
 from launcher.observe.plot import draw_loss
 from launcher.observe.tracker import tracking
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
-from launcher.run_dir import RunDir, State, to_json, umask, write_atomic
+from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
 from launcher.train.evaluate import Reader, Validation, baseline_loss, validate
 from launcher.train.fit import Fit, Policy, Progress, Reporter
 from launcher.train.optim import build_optimizer
@@ -167,6 +169,20 @@ def weights_sha256(state: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def save_model(run: RunDir, state: dict[str, Tensor], update: int) -> None:
+    """Writes the final model whole or not at all. Raises StorageError."""
+    temporary = run.model.with_name(f".{run.model.name}.tmp")
+    try:
+        with writing(run.model):
+            save_file(state, temporary, metadata={"format": "pt", "update": str(update)})
+            os.chmod(temporary, 0o666 & ~umask())  # save_file makes it readable by its owner alone
+            os.replace(temporary, run.model)
+    except SafetensorError as error:
+        raise StorageError(run.model, str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def finish(
     run: RunDir,
     config: Config,
@@ -188,10 +204,7 @@ def finish(
         baseline = baseline_loss(parts.train, parts.validation, make_reader(config, plan, parts, place))
     if place.rank != 0:
         return
-    temporary = run.model.with_name(f".{run.model.name}.tmp")
-    save_file(state, temporary, metadata={"format": "pt", "update": str(progress.update)})
-    os.chmod(temporary, 0o666 & ~umask())  # save_file makes it readable by its owner alone
-    os.replace(temporary, run.model)
+    save_model(run, state, progress.update)
     validation = progress.validation
     result = {
         "update": progress.update,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
 from launcher.train.randomness import epoch_order
-from launcher.train.reading import Batch, Collate, Item, Read, Samples
+from launcher.train.reading import Batch, Collate, Item, Read, Samples, start_worker
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Windows:
             batch_sampler=_Turns(self, update),
             collate_fn=Collate(self.task),
             num_workers=self.workers,
+            worker_init_fn=start_worker,
             pin_memory=self.place.device.type == "cuda",
         )
         return iter(loader)

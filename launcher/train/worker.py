@@ -7,16 +7,18 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import Exit, LauncherError
-from launcher.run_dir import RunDir, write_atomic
+from launcher.errors import Exit, LauncherError, StorageError
+from launcher.run_dir import RunDir, write_atomic, writing
+from launcher.train.outcome import SCRATCH
 from launcher.train.process import end_with_parent, log_to
 
 
-def error_file(run: RunDir, rank: int, attempt: int) -> Path:
+def error_file(folder: Path, rank: int, attempt: int) -> Path:
     """Where a rank leaves word of why it failed."""
-    return run.logs / f"error_{attempt}_{rank}.json"
+    return folder / f"error_{attempt}_{rank}.json"
 
 
 def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code: int) -> None:
@@ -29,8 +31,14 @@ def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code
         "message": text.rstrip(),
         "is_message": isinstance(error, LauncherError),
     }
-    print(text, file=sys.stderr, flush=True)
-    write_atomic(error_file(run, rank, attempt), json.dumps(word))
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    try:
+        write_atomic(error_file(run.logs, rank, attempt), json.dumps(word))
+    except StorageError:  # often the very reason
+        if SCRATCH not in os.environ:
+            raise
+        write_atomic(error_file(Path(os.environ[SCRATCH]), rank, attempt), json.dumps(word))
 
 
 def main(run_dir: str) -> int:
@@ -38,9 +46,10 @@ def main(run_dir: str) -> int:
     run = RunDir(Path(run_dir))
     rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     end_with_parent(signal.SIGKILL)
-    log_to(run.rank_log(rank))
-    faulthandler.enable()
     try:
+        with writing(run.rank_log(rank)):
+            log_to(run.rank_log(rank))
+        faulthandler.enable()
         from launcher.train.run import run_rank
 
         run_rank(run, attempt)
@@ -61,7 +70,8 @@ def main(run_dir: str) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # After a failure the others may hang in a collective with this rank: leave without their farewell.
     os._exit(code) if code else sys.exit(0)
