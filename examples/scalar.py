@@ -1,15 +1,16 @@
-"""Models of a few numbers whose right answer is known without a computer, for exact checks of a whole run.
+r"""Models of a few numbers whose right answer is known without a computer, for exact checks of a whole run.
 
 The mean: one number w, starting at 0, and a loss of (w - t)^2 / 2 for every target t. With plain SGD at a rate of 1,
 one update takes w from 0 to the mean of all targets of the window, and any other way of averaging takes it elsewhere.
-The samples [6] and [0, 0, 0] hold four targets, so w ends at 6 / 4 = 1.5:
+The samples [6] and [0, 0, 0] hold four targets, so w ends at 6 / 4 = 1.5 (the weights are in model.safetensors of the
+run's folder):
 
-    cd examples && launcher train \\
-        model=custom model._target_=scalar.Scalar \\
-        task=custom task._target_=scalar.SquaredError \\
-        data=custom data.train._target_=scalar.Targets '+data.train.targets=[6,[0,0,0]]' \\
-        batch.global_batch_size=2 training.duration='1 updates' cluster.device=cpu \\
-        data.shuffle=false schedule/decay=constant schedule.warmup=0 scaling.rule=none \\
+    cd examples && launcher train \
+        model=custom model._target_=scalar.Scalar \
+        task=custom task._target_=scalar.SquaredError \
+        data=custom data.train._target_=scalar.Targets '+data.train.targets=[6,[0,0,0]]' \
+        batch.global_batch_size=2 training.duration='1 updates' cluster.device=cpu \
+        data.shuffle=false schedule/decay=constant schedule.warmup=0 scaling.rule=none \
         training.max_grad_norm=null optimizer=sgd optimizer.lr=1
 
 With `+model.size=2` and `'+data.train.targets=[[[10,0]],[[-4,8]]]'` w is a vector; the gradient is minus the mean
@@ -18,12 +19,12 @@ With `+model.size=2` and `'+data.train.targets=[[[10,0]],[[-4,8]]]'` w is a vect
 The count: one number for each sample, and the loss of sample i is -w[i], so that its gradient is -1. At a rate of 1,
 every visit adds 1 / (samples in that window) to w[i], and the sum of w is the number of updates:
 
-    cd examples && launcher train \\
-        model=custom model._target_=scalar.Counter +model.num_samples=6 \\
-        task=custom task._target_=scalar.Visits \\
-        data=custom data.train._target_=scalar.Indices +data.train.num_samples=6 \\
-        batch.global_batch_size=4 training.duration='2 epochs' cluster.device=cpu \\
-        data.shuffle=false schedule/decay=constant schedule.warmup=0 scaling.rule=none \\
+    cd examples && launcher train \
+        model=custom model._target_=scalar.Counter +model.num_samples=6 \
+        task=custom task._target_=scalar.Visits \
+        data=custom data.train._target_=scalar.Indices +data.train.num_samples=6 \
+        batch.global_batch_size=4 training.duration='2 epochs' cluster.device=cpu \
+        data.shuffle=false schedule/decay=constant schedule.warmup=0 scaling.rule=none \
         training.max_grad_norm=null optimizer=sgd optimizer.lr=1
 """
 

@@ -10,7 +10,7 @@ from launcher import __version__
 HELP = """\
 launcher COMMAND [hydra flags] [overrides]
 
-State the effective batch once; the launcher works out the rest, starts it anywhere, and every way of running it gives
+State the effective batch once; the launcher works out the rest, starts the ranks, and every way of running them gives
 the same update.
 
   train              compose, plan, start the ranks and follow the run to its end; with -m a sweep
@@ -21,8 +21,8 @@ the same update.
 Overrides are Hydra's: batch.global_batch_size=256 data=text data.train.path=book.txt
 `launcher train --help` shows the groups and the configuration. In docs/configuration.md stands every key.
 
-Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 the numbers failed, 75 stopped and
-resumable; others pass through from your code.
+Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 the numbers failed; others pass
+through from your code.
 """
 
 COMMANDS = ("train", "plan", "status", "export")

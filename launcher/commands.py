@@ -178,14 +178,14 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
         error = status["error"]
         who = "" if error.get("rank") is None else f"rank {error['rank']}: "
         console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
-        console.print(error["reason"], markup=False, highlight=False)
+        console.print(error["reason"], markup=False, highlight=False, soft_wrap=True)
         if error.get("log") and Path(error["log"]).exists():
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
     if status.get("tracker"):
         console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"folder  {short(run.path)}", markup=False, highlight=False)
+    console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_result(result: dict[str, object], console: Console) -> None:

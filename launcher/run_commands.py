@@ -26,7 +26,7 @@ def export(folder: str, output: str | None) -> int:
     run = RunDir.existing(folder)
     if not run.model.is_file():
         state = run.read_status()["state"]
-        raise LauncherError(f"{folder}: no model there yet; it is written when the run finishes (its state: {state})")
+        raise LauncherError(f"{folder}: no model there; it is written when a run finishes, and this one is {state}")
     target = run.model if output is None else Path(output)
     if target.resolve() != run.model:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -131,11 +132,24 @@ def unknown_key(key: str, given: str, known_keys: KnownKeys, overrides: Sequence
     if close and "/" not in key:
         close = close.replace("'", f"'{parent}." if parent else "'", 1)
     elif not (parent and siblings):
-        close = nearest(key, [*keys, *GROUPS])
+        close = _anywhere(key, keys)
     hint = close or (f"{parent or 'the configuration'} has the keys {', '.join(siblings)}" if siblings else "")
     if parent.split(".")[0] in (*OPEN_SECTIONS, "data") and not close:
         hint += f"; a further argument is added with +{key}={given}"
     return ConfigError(key, given, "unknown key", hint=hint.lstrip("; "))
+
+
+def _anywhere(key: str, keys: Sequence[str]) -> str:
+    """The nearest spelling of a key whose section is missing or wrong: a key of that name, a group, a like name."""
+    leaves = {one.rpartition(".")[2]: one for one in keys}
+    by_group = [group for group in GROUPS if group.startswith(f"{key}/")]
+    if key in leaves or by_group:
+        return f"did you mean '{leaves.get(key) or by_group[0]}'?"
+    close = nearest(key, [*keys, *GROUPS])
+    if close:
+        return close
+    leaf = get_close_matches(key, list(leaves), n=1, cutoff=0.6)
+    return f"did you mean '{leaves[leaf[0]]}'?" if leaf else ""
 
 
 def _dotted(node: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -90,7 +90,7 @@ def _explain_value(error: OmegaConfBaseException, section: str) -> LauncherError
     if isinstance(error, InterpolationToMissingValueError):
         key = text.rpartition(": ")[2]  # the key that this one follows
     if isinstance(error, InterpolationKeyError):
-        text += " (an interpolation that leads nowhere)"
+        text += " (an interpolation that leads nowhere): give this key a value, or choose a group that has that one"
     elif "missing" in text.lower():
         return ConfigError(key, "???", "must be given", hint=f"add {key}=… to the command")
     given = error.child_node._value() if isinstance(error.child_node, Node) else "?"

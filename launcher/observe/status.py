@@ -111,7 +111,7 @@ def _error_text(error: Any) -> str | None:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders of the run in `folder`, or of those one or two levels below it, numbered ones by number.
+    """The folders of the run in `folder`, or of those up to three levels below it, numbered ones by number.
 
     Raises:
         LauncherError: there is none.
@@ -120,10 +120,12 @@ def find_runs(folder: Path) -> list[Path]:
         raise LauncherError(f"{folder}: no such folder")
     if (folder / "plan.json").is_file():
         return [folder]
-    found = {plan.parent for pattern in ("*/plan.json", "*/*/plan.json") for plan in folder.glob(pattern)}
+    found = {
+        plan.parent for pattern in ("*/plan.json", "*/*/plan.json", "*/*/*/plan.json") for plan in folder.glob(pattern)
+    }
     if not found:
         raise LauncherError(
-            f"{folder}: no run here: a run's folder holds plan.json, and a sweep's folder such folders, one or two "
+            f"{folder}: no run here: a run's folder holds plan.json, and a sweep's folder such folders, up to three "
             "levels below it"
         )
     return sorted(found, key=lambda path: [_order(part) for part in path.parts])
@@ -141,7 +143,7 @@ def render_status(folder: Path, console: Console) -> None:
     """
     paths = find_runs(folder)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
+    table.add_column("run", no_wrap=True)
     table.add_column("state")
     for name in ("update", "loss", "rate", "left", "attempt", "heartbeat"):
         table.add_column(name, justify="right")
@@ -157,7 +159,7 @@ def render_status(folder: Path, console: Console) -> None:
             problems.append(f"{name}: {error}")
             continue
         table.add_row(*_row(name, status))
-        problems += [f"{name}: {problem}" for problem in _problems(status)]
+        problems += [f"{name}: {problem}" for problem in _problems(status, whole=len(paths) == 1)]
     console.print(table)
     for problem in problems:
         console.print(problem, markup=False, highlight=False, soft_wrap=True)
@@ -179,12 +181,14 @@ def _row(name: str, status: RunStatus) -> list[str]:
     ]
 
 
-def _problems(status: RunStatus) -> list[str]:
+def _problems(status: RunStatus, *, whole: bool) -> list[str]:
     problems = []
     if status.is_silent:
         gone = ": its processes have ended" if status.is_gone else ""
         problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")
     if status.error:
         code = "" if status.exit_code is None else f" (exit {status.exit_code})"
-        problems.append(f"{status.state.value}{code}: {status.error}")
+        # of several runs the last line of each, which is what a traceback ends with
+        error = status.error if whole else status.error.strip().splitlines()[-1]
+        problems.append(f"{status.state.value}{code}: {error}")
     return problems

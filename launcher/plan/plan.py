@@ -132,6 +132,11 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     _check_training(config)
     timing = _timing(config, facts, windows, peak=scaled.lr)
     notes = [*world.notes, *division.notes(), *_rule_notes(config.scaling, optimizer)]
+    if windows is not None and windows.samples_per_epoch < batch.global_batch_size:
+        notes.append(
+            f"data.train has {windows.samples_per_epoch} samples, fewer than a window of {batch.global_batch_size}: "
+            "every epoch is one update of all of them"
+        )
     notes += _batch_norm_notes(facts, batch, windows)
     notes += timing.rate.notes() if timing.rate else []
     return Plan(

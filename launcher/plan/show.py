@@ -44,7 +44,11 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
         rows.append(
             ("model", f"{facts['parameters']:,} parameters{layers}, {facts['trainable_parameters']:,} trainable")
         )
-    rows.append(("reductions a window", str(plan.reductions_per_window)))
+    if facts.get("samples") is not None:
+        held_out = facts.get("validation_samples")
+        validation = "no validation" if held_out is None else f"{held_out:,} for validation"
+        rows.append(("data", f"{facts['samples']:,} samples to train on, {validation}"))
+    rows.append(("reductions a window", f"{plan.reductions_per_window} (how often gradients travel)"))
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows

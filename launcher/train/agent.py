@@ -32,6 +32,9 @@ if __name__ == "__main__":
     cancel_on_signals(RunDir(arguments.run_dir))  # before torch is imported, which takes seconds
     end_with_parent(signal.SIGTERM)
 
+    if not (arguments.run_dir / "plan.json").is_file():
+        parser.error(f"{arguments.run_dir}: no run here; launcher train makes one")
+
     from launcher.train.elastic import run_node
 
     sys.exit(run_node(arguments.run_dir))

@@ -112,7 +112,7 @@ def first_failure(failures: dict[int, ProcessFailure], *folders: Path) -> Failur
     if words:
         word = min(words, key=lambda word: (_is_torn(word["message"]), word["time"]))
         code = int(word["exit_code"])
-        return Failure(int(word["rank"]), Exit.RANK_FAILED if code == 1 else code, str(word["message"]))
+        return Failure(int(word["rank"]), Exit.RANK_FAILED if code in (1, Exit.REFUSED) else code, str(word["message"]))
     rank, one = ended[0]
     reason = _killed_by(-one.exitcode) if one.exitcode < 0 else f"ended with {one.exitcode} and left no word"
     return Failure(rank, one.exitcode if one.exitcode > 1 else Exit.RANK_FAILED, reason)
