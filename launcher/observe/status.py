@@ -120,9 +120,7 @@ def find_runs(folder: Path) -> list[Path]:
         raise LauncherError(f"{folder}: no such folder")
     if (folder / "plan.json").is_file():
         return [folder]
-    found = {
-        plan.parent for pattern in ("*/plan.json", "*/*/plan.json", "*/*/*/plan.json") for plan in folder.glob(pattern)
-    }
+    found = {plan.parent for levels in (1, 2, 3) for plan in folder.glob("*/" * levels + "plan.json")}
     if not found:
         raise LauncherError(
             f"{folder}: no run here: a run's folder holds plan.json, and a sweep's folder such folders, up to three "

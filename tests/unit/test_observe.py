@@ -274,7 +274,7 @@ def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
     make_run(tmp_path / "sweep" / "group" / "one", state="failed", exit_code=3, error=error)
     torn = make_run(tmp_path / "sweep" / "torn")
     (torn / "status.json").write_text("{")
-    make_run(tmp_path / "sweep" / "too" / "deep" / "one")
+    make_run(tmp_path / "sweep" / "much" / "too" / "deep" / "one")
     names = [str(path.relative_to(tmp_path / "sweep")) for path in find_runs(tmp_path / "sweep")]
     assert names == ["0", "2", "10", "group/one", "torn"]
     text = rendered(tmp_path / "sweep")
