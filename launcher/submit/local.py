@@ -1,10 +1,8 @@
 """Ranks on this machine, under one elastic agent."""
 
 import os
-import secrets
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +14,7 @@ from launcher.observe.progress import follow
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
-from launcher.train.outcome import SCRATCH, record, take_left
+from launcher.train.outcome import SCRATCH, choose_scratch, record, take_left
 from launcher.train.process import PARENT
 
 
@@ -28,7 +26,7 @@ class Local:
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         log = run.logs / "agent.log"
-        scratch = Path(tempfile.gettempdir(), f"launcher-{secrets.token_hex(8)}")
+        scratch = choose_scratch()
         own = {PARENT: str(os.getpid()), SCRATCH: str(scratch)}
         with SignalsPassedOn() as signals:
             with writing(log), open(log, "ab") as output:

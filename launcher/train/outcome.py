@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,13 +18,23 @@ SCRATCH = "LAUNCHER_SCRATCH"
 is left of it where the node's agent was killed."""
 
 
+_SOCKET_PATH = 107 - len("/launcher-12345678/pymp-12345678/listener-12345678")
+"""The longest path of a folder for temporary files below which loader workers can still open their sockets."""
+
+
+def choose_scratch() -> Path:
+    """A name for a node's temporary folder; it isn't made yet."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _SOCKET_PATH and os.access("/tmp", os.W_OK):
+        base = "/tmp"
+    return Path(base, f"launcher-{secrets.token_hex(4)}")
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A node's temporary folder, for as long as its ranks run."""
-    chosen = os.environ.get(SCRATCH)
-    folder = Path(chosen or tempfile.mkdtemp(prefix="launcher-"))
-    if chosen:
-        folder.mkdir(0o700)
+    folder = Path(os.environ.get(SCRATCH) or choose_scratch())
+    folder.mkdir(0o700)
     os.environ[SCRATCH] = str(folder)
     try:
         yield folder

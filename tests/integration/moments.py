@@ -1,0 +1,67 @@
+"""A model and data that stop a run at a moment a test waits for; importable by the ranks that tests start."""
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from scalar import Scalar, Targets
+
+MARKS = "MOMENTS_MARKS"
+"""The environment variable with the folder in which a run marks where it is."""
+STOP = "MOMENTS_STOP"
+"""The one with the name of the moment that a run stays at."""
+
+
+def reach(moment: str) -> None:
+    """Says that this run has come to `moment`, and stays there if a test asked for that."""
+    Path(os.environ[MARKS], moment).touch()
+    if os.environ.get(STOP) == moment:
+        time.sleep(1000)
+
+
+class Data(Targets):
+    """Reading sample `at` is the moment `moment`."""
+
+    def __init__(self, targets: list[Any], at: int, moment: str) -> None:
+        super().__init__(targets)
+        self.at, self.moment = at, moment
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            reach(self.moment)
+        return super().__getitem__(index)
+
+
+class Model(Scalar):
+    """Made for the plan, made on a rank, and asked for its state at the end: three moments."""
+
+    def __init__(self, size: int = 1) -> None:
+        super().__init__(size)
+        reach("plan" if self.w.is_meta else "build")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state."""
+        reach("save")
+        return super().state_dict(*args, **kwargs)
+
+
+class Harmful(Targets):
+    """Reading sample `at` fills the disk of the run's folder to the last block, or removes that folder."""
+
+    def __init__(self, targets: list[Any], at: int, how: str, run: str) -> None:
+        super().__init__(targets)
+        self.at, self.how, self.run = at, how, Path(run)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at and self.how == "vanish":
+            shutil.rmtree(self.run)
+        if index == self.at and self.how == "fill":
+            with suppress(OSError), open(self.run / "filler", "ab", buffering=0) as file:
+                while file.write(bytes(1024)):
+                    pass
+        if index > self.at:
+            time.sleep(0.05)  # the status is written every second
+        return super().__getitem__(index)
