@@ -1,6 +1,8 @@
 """What all tests share: services that some need, and ranks that numerics tests run on."""
 
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,21 @@ from ranks import RankPool
 # what a user of the examples has by standing in their folder; ranks inherit it
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-SERVICES: dict[str, Probe] = {}
+
+def _mount() -> str | None:
+    """Whether a small disk can be mounted here."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, text=True)
+            if done.returncode:
+                return done.stderr.strip() or f"mount ended with {done.returncode}"
+            subprocess.run(["umount", folder], check=True)
+        except OSError as error:
+            return str(error)
+    return None
+
+
+SERVICES: dict[str, Probe] = {"mount": _mount}
 """Services that tests can need, by name: each a probe that says what is missing, or None."""
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from scalar import Scalar, Targets
 
 MARKS = "MOMENTS_MARKS"
@@ -46,6 +47,14 @@ class Model(Scalar):
         """The state."""
         reach("save")
         return super().state_dict(*args, **kwargs)
+
+
+class Heavy(Scalar):
+    """Two megabytes that are saved with it and take no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ballast", torch.zeros(500_000))
 
 
 class Harmful(Targets):
