@@ -91,7 +91,7 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
     """Starts a run that stays at a moment. At the end nothing of it may be left but its folder."""
     started: list[Running] = []
-    shared = set(os.listdir("/dev/shm"))
+    shared = orphaned_memory()
     temporary = Path(tempfile.mkdtemp(prefix="signals-"))
 
     def begin(stays_at: str) -> Running:
@@ -122,8 +122,18 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
     assert gone, left
     assert [one.name for one in temporary.iterdir() if not one.name.startswith("torchinductor_")] == []  # a cache
     shutil.rmtree(temporary)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert orphaned_memory() <= shared
     assert not (running.run / "model.safetensors").exists()
+
+
+def orphaned_memory() -> set[str]:
+    """Shared memory of torch (``torch_PID_…``) whose process has ended; that of others on the machine is theirs."""
+    named = {name: name.split("_") for name in os.listdir("/dev/shm")}
+    return {
+        name
+        for name, parts in named.items()
+        if parts[0] == "torch" and parts[1:2] and not Path("/proc", parts[1]).exists()
+    }
 
 
 def overrides() -> list[str]:
