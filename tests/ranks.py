@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.train.process import end_with_parent
+from launcher.process import end_with_parent
 
 START_TIMEOUT = 120.0
 """Seconds within which a new rank has imported torch."""

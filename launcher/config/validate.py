@@ -143,6 +143,11 @@ def _group(value: Any, index: int) -> dict[str, Any]:
     except (OmegaConfBaseException, ValueError) as error:
         hint = f"a group has the keys {', '.join(_names(GroupConfig))}"
         raise ConfigError(key, value, str(error).splitlines()[0], hint=hint) from error
+    decay = container["weight_decay"]
+    if not 0 <= container["lr_scale"] < float("inf"):
+        raise ConfigError(f"{key}.lr_scale", container["lr_scale"], "must be a finite number of at least 0")
+    if decay is not None and not 0 <= decay < float("inf"):
+        raise ConfigError(f"{key}.weight_decay", decay, "must be a finite number of at least 0, or null")
     if container["match"] != "norms_and_biases":
         try:
             re.compile(container["match"])

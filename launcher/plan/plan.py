@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.schema import Config, ScalingConfig, StrategyName
+from launcher.config.schema import Config, DecayRule, ScalingConfig, StrategyName
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.division import divide
@@ -120,13 +120,12 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     windows = windows_of(config, facts, batch)
     optimizer = config.optimizer
-    decay = optimizer.get("weight_decay")
     scaled = scale(
         config.scaling.rule,
         float(optimizer["lr"]),
         batch.global_batch_size,
         config.scaling.base_batch_size,
-        decay,
+        optimizer.get("weight_decay"),
         config.scaling.weight_decay,
     )
     _check_training(config)
@@ -154,7 +153,9 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         lr=scaled.lr,
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
-        param_groups=param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters),
+        param_groups=param_groups(
+            config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size
+        ),
         stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
         memory=None,
         reductions_per_window=0 if config.strategy.name is StrategyName.single or world.size == 1 else 1,
@@ -254,11 +255,15 @@ def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
     return []
 
 
-def param_groups(config: Config, lr: float, weight_decay: float | None, counts: list[int]) -> list[dict[str, Any]]:
+def param_groups(
+    config: Config, lr: float, weight_decay: float | None, counts: list[int], global_batch_size: int = 1
+) -> list[dict[str, Any]]:
     """The optimizer's groups in the order of optimizer.groups, then the rest: what each matches, its rate at the peak,
     its weight decay, and its number of elements (None: not known yet)."""
-    unscaled = config.optimizer.get("weight_decay")
-    factor = (weight_decay or 0.0) / unscaled if unscaled else 1.0
+    scaling = config.scaling
+    factor = 1.0
+    if scaling.weight_decay is DecayRule.linear and scaling.base_batch_size:
+        factor = global_batch_size / scaling.base_batch_size
     rest = {"match": None, "lr_scale": 1.0, "weight_decay": None}
     groups = []
     for index, group in enumerate([*config.optimizer["groups"], rest]):

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from launcher.errors import Exit, LauncherError
 from launcher.observe.progress import follow
+from launcher.outcome import SCRATCH, choose_scratch, record, take_left
 from launcher.plan.plan import Plan
+from launcher.process import PARENT
 from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
-from launcher.train.outcome import SCRATCH, choose_scratch, record, take_left
-from launcher.train.process import PARENT
 
 
 class Local:

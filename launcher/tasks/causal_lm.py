@@ -81,12 +81,12 @@ class CausalLM:
         logits: Tensor = getattr(output, "logits", output)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        # Ignored positions are emptied before the softmax: its backward would turn inf times 0 into NaN.
-        ignored = batch["labels"] == self.ignore_index
-        logits = logits.masked_fill(ignored.unsqueeze(-1), 0.0)
-        losses = F.cross_entropy(
-            logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=self.ignore_index, reduction="none"
-        )
+        logits, labels = logits.flatten(0, 1), batch["labels"].flatten()
+        if logits.requires_grad:
+            # An ignored position has no loss, but the softmax's backward turns inf times 0 into NaN there.
+            ignored = (labels == self.ignore_index).unsqueeze(1)
+            logits.register_hook(lambda gradient: gradient.masked_fill(ignored, 0.0))  # type: ignore[no-untyped-call]
+        losses = F.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="none")
         return losses.view_as(batch["labels"]).sum(dim=1)
 
     def length(self, sample: Any) -> int:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from launcher.outcome import SCRATCH, record
+from launcher.process import end_with_parent
 from launcher.run_dir import RunDir, State
-from launcher.train.outcome import SCRATCH, record
-from launcher.train.process import end_with_parent
 
 
 def cancel_on_signals(run: RunDir) -> None:

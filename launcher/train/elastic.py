@@ -18,9 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 from launcher.errors import Exit
+from launcher.outcome import record, scratch
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, State
-from launcher.train.outcome import record, scratch
 
 SHUTDOWN_SECONDS = 10
 """What ranks are given between SIGTERM and SIGKILL."""

@@ -87,6 +87,11 @@ def _metrics(task: Any, output: Any, batch: Batch) -> dict[str, Tensor]:
     if not callable(getattr(task, "metrics", None)):
         return {}
     values: dict[str, Tensor] = task.metrics(output, batch)
+    rows = next(iter(batch.values())).shape[0]
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.shape != (rows,):
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"task.metrics: '{name}' must be one value per row, shape [{rows}], not {shape}")
     return values
 
 

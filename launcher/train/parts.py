@@ -1,8 +1,9 @@
 """Model, task, data and the facts about them, from the configuration."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from launcher.plan.facts import Facts, token_targets
 from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
 from launcher.train.optim import group_parameters
-from launcher.train.randomness import epoch_order, seed_model
+from launcher.train.randomness import epoch_order, seed_model, seed_sample
+
+_MOST_EPOCHS = 100_000
+"""Epochs that are walked through for a duration in tokens where each leaves out other samples."""
 
 _TASK_METHODS = ("collate", "inputs", "weight", "loss")
 
@@ -50,6 +54,10 @@ def build_data(config: Config) -> tuple[Any, Any | None]:
             raise ConfigError(
                 f"{key}._target_", spec["_target_"], "must have __len__ and __getitem__ (a map-style set)"
             )
+        lengths = getattr(made, "lengths", None)
+        if lengths is not None and not (isinstance(lengths, Sized) and len(lengths) == len(made)):
+            problem = f"its lengths must hold one number for each of its {len(made)} samples"
+            raise ConfigError(f"{key}._target_", spec["_target_"], problem)
         if len(made) == 0:
             raise DataError(f"{key}: the data set is empty ({spec['_target_']})")
         sets.append(made)
@@ -129,13 +137,13 @@ def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, i
     targets = token_targets(config)
     if not targets:
         return {}
-    lengths = sample_lengths(parts.task, parts.train)
+    lengths = sample_lengths(parts.task, parts.train, config.run.seed)
     batch = divide(config.batch, degree, None).batch
     windows = WindowTable(len(parts.train), batch.global_batch_size, config.data.drop_last)
     return count_updates(lengths, windows, targets, seed=config.run.seed, shuffle=config.data.shuffle)
 
 
-def sample_lengths(task: Any, data: Any) -> np.ndarray:
+def sample_lengths(task: Any, data: Any, seed: int) -> np.ndarray:
     """The length of every sample in tokens, int64 [samples], as the task counts them.
 
     Raises:
@@ -143,7 +151,13 @@ def sample_lengths(task: Any, data: Any) -> np.ndarray:
     """
     if not callable(getattr(task, "length", None)):
         raise ConfigError("training.duration", "tokens", "the task has no length(sample), so tokens can't be counted")
-    return np.fromiter((task.length(data[index]) for index in range(len(data))), dtype=np.int64, count=len(data))
+
+    def read() -> Iterator[int]:
+        for index in range(len(data)):
+            seed_sample(seed, 0, index)
+            yield task.length(data[index])
+
+    return np.fromiter(read(), dtype=np.int64, count=len(data))
 
 
 def count_updates(
@@ -154,7 +168,11 @@ def count_updates(
         raise DataError("data.train: no sample has any tokens")
     found: dict[str, int] = {}
     tokens, epoch = 0, 0
+    is_whole = windows.samples_used_per_epoch == windows.samples_per_epoch
     for target in sorted(targets):
+        if is_whole:  # every epoch holds as many tokens: only the last one is walked through
+            epoch = max(epoch, (ceil(target) - 1) // int(lengths.sum()))
+            tokens = epoch * int(lengths.sum())
         while str(target) not in found:
             order = epoch_order(seed, epoch, windows.samples_per_epoch, shuffle=shuffle)
             first = epoch * windows.updates_per_epoch + 1
@@ -164,5 +182,7 @@ def count_updates(
             if index < len(ends):
                 found[str(target)] = first + index
             else:
+                if ends[-1] == tokens or epoch > _MOST_EPOCHS:
+                    raise DataError(f"{float(target):g} tokens aren't reached in {epoch} epochs of data.train")
                 tokens, epoch = int(ends[-1]), epoch + 1
     return found

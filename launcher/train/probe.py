@@ -14,9 +14,9 @@ from launcher.config.schema import Config
 from launcher.config.validate import parse
 from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
+from launcher.process import end_with_parent
 from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
-from launcher.train.process import end_with_parent
 
 KEPT = 4
 """Data sets that are kept for the next configuration: those of a sweep often have the same."""

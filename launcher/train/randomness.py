@@ -25,9 +25,15 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
 
 
 def seed_micro_batch(seed: int, update: int, rank: int, step: int) -> None:
-    """Seeds torch's generators (every device) for one forward: dropout and whatever else a model draws."""
+    """Seeds Python's, NumPy's and torch's generators (CPU and CUDA) for one forward: dropout and what else is drawn."""
     words = np.random.SeedSequence([_MICRO_BATCH, seed, update, rank, step]).generate_state(2)
-    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+    word = int(words[0]) << 32 | int(words[1])
+    random.seed(word)
+    np.random.seed(int(words[0]))
+    torch.default_generator.manual_seed(word)
+    # not torch.manual_seed: it formats a stack trace for every kind of device that has not started yet, each time
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(word)
 
 
 def seed_model(seed: int) -> None:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.errors import Exit, LauncherError, StorageError
+from launcher.outcome import SCRATCH
+from launcher.process import end_with_parent, log_to
 from launcher.run_dir import RunDir, write_atomic, writing
-from launcher.train.outcome import SCRATCH
-from launcher.train.process import end_with_parent, log_to
 
 
 def error_file(folder: Path, rank: int, attempt: int) -> Path:

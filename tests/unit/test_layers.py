@@ -16,10 +16,12 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-GROUND = {"errors", "run_dir"}
+GROUND = {"errors", "run_dir", "outcome", "process"}
 MAY_IMPORT = {
     "errors": set(),
     "run_dir": {"errors"},
+    "outcome": {"errors", "run_dir"},
+    "process": {"errors"},
     "config": GROUND,
     "plan": GROUND | {"config"},
     "observe": GROUND | {"config"},

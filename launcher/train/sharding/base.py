@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from launcher.errors import LauncherError
 from launcher.train.parallel.precision import Precision
 
 
@@ -35,6 +36,7 @@ class LossModule(nn.Module):
         self.model = model
         self.task = task
         self.precision = precision
+        self._trainable: list[nn.Parameter] = []
 
     def forward(self, batch: Mapping[str, Tensor] | None, num_real: int, scale: float) -> tuple[Tensor, Tensor]:
         """The scaled loss (scalar, to run backward from) and the loss sum of the real rows (scalar, float64, detached).
@@ -44,18 +46,29 @@ class LossModule(nn.Module):
             num_real: rows that count; those behind them are filled up and masked.
             scale: what the loss sum is multiplied by before the backward.
         """
-        parameters = [one for one in self.model.parameters() if one.requires_grad]
+        if not self._trainable:  # looked up once, and not before a wrapper may have put its own in their place
+            self._trainable = [one for one in self.model.parameters() if one.requires_grad]
         if batch is None:
-            total = torch.zeros((), device=parameters[0].device)
-        else:
-            output = self.precision.call(self.model, self.task.inputs(batch))
-            rows = row_losses(self.task, output, batch)
-            if num_real < rows.shape[0]:
-                real = torch.arange(rows.shape[0], device=rows.device) < num_real
-                rows = torch.where(real, rows, torch.zeros_like(rows))
-            total = rows.sum()
-        scaled: Tensor = _Touch.apply(total * scale, *parameters)  # type: ignore[no-untyped-call]
+            return self._without_rows()
+        output = self.precision.call(self.model, self.task.inputs(batch))
+        rows = row_losses(self.task, output, batch)
+        if torch.is_grad_enabled() and not rows.requires_grad:
+            raise LauncherError("task.loss: its result carries no gradient (detached, or made of numbers alone)")
+        # sums and the divisor are not for the 8 or 11 bits of a half type
+        rows = rows if rows.dtype is torch.float64 else rows.float()
+        if num_real < rows.shape[0]:
+            real = torch.arange(rows.shape[0], device=rows.device) < num_real
+            rows = torch.where(real, rows, torch.zeros_like(rows))
+        total = rows.sum()
+        scaled: Tensor = _Touch.apply(total * scale, *self._trainable)  # type: ignore[no-untyped-call]
         return scaled, total.detach().double()
+
+    def _without_rows(self) -> tuple[Tensor, Tensor]:
+        """A loss of nothing, from which gradients arrive one by one, those of the last parameters first."""
+        scaled = torch.zeros((), device=self._trainable[0].device)
+        for parameter in self._trainable:
+            scaled = _Touch.apply(scaled, parameter)  # type: ignore[no-untyped-call]
+        return scaled, scaled.detach().double()
 
 
 def row_losses(task: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -39,7 +39,8 @@ class DataParallel(Sharding):
 
         DDP rebuilds its buckets after its first backward in the order in which gradients arrived, and the bits of a sum
         over three and more ranks depend on them. Two backwards without rows settle it from the order of the parameters
-        alone, so that a run that starts at any window adds in the same order.
+        alone, so that a run that starts at any window adds in the same order. Gradients of the last parameters come
+        first there, as in most models, so that buckets fill up and travel while the backward goes on.
         """
         for _ in range(2):
             with self.micro_batch(last=True):
