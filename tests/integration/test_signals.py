@@ -251,14 +251,13 @@ def test_both_killed_leave_a_status_that_shows_it(start: Callable[[str], Running
         shutil.rmtree(left)
 
 
-@pytest.mark.parametrize("part", [0, -1], ids=["rank", "loader worker"])
-def test_a_killed_rank_or_loader_worker_ends_the_run(start: Callable[[str], Running], part: int) -> None:
+def test_a_killed_rank_ends_the_run(start: Callable[[str], Running]) -> None:
     running = start("train")
     running.wait_for("train")
-    os.kill(running.ids("launcher.train.worker")[part], KILL)
+    os.kill(running.ids("launcher.train.worker")[0], KILL)
     done = running.ended()
     assert done.code == 3
-    assert "SIGKILL" in done.out or "killed by signal: Killed" in done.out
+    assert "SIGKILL" in done.out
     assert done.json("status.json")["state"] == "failed"
 
 
