@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from launcher.train.buffers import untouched_buffers
 from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.reading import Batch, Collate, Item, Read, Samples, row_weights, start_worker
@@ -56,14 +57,14 @@ class Reader:
 def validate(model: nn.Module, data: Any, reader: Reader, precision: Precision) -> Validation:
     """The loss and the task's metrics over all of `data`: sums over all ranks / the sum of all weights.
 
-    Ranks may see different numbers of samples, also none. The model's mode is put back.
+    Ranks may see different numbers of samples, also none. The model's mode and its buffers are put back.
     """
     sums: dict[str, float] = defaultdict(float)
     task, place = reader.task, reader.place
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), untouched_buffers(model):
             for step, read in enumerate(reader.micro_batches(data, _like_lengths_together(data))):
                 weights = row_weights(task, read.batch)
                 batch = to_device(read.batch, place.device)

@@ -10,7 +10,7 @@ from launcher.errors import NonFiniteError
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
 from launcher.plan.schedule import LearningRate
 from launcher.run_dir import RunDir, State
-from launcher.train.batch_norm import BatchStatistics
+from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.evaluate import Validation
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.base import Sharding, StepResult
@@ -59,7 +59,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None
-        self._statistics = BatchStatistics(self.sharding.model, self.place)
+        self._buffers = Buffers(self.sharding.model, self.place)
 
     def run(self) -> Progress:
         """Trains to the last update.
@@ -90,17 +90,18 @@ class Fit:
         """The window's mean loss over all ranks and what its step did."""
         if window.weight == 0:
             return math.nan, StepResult(math.nan, applied=False)
-        statistics = self._statistics.copy()
+        before = self._buffers.keep()
         loss_sum = self.runner.run(window)
         if self.windows.reads_ahead and window.update < self.policy.num_updates:
             # the device is still busy with what the runner has queued, and loader workers have read on
             self._upcoming = self.windows.get(window.update + 1)
-        loss = self.place.sum([float(loss_sum)])[0] / window.weight
+        total, *changed = self.place.sum([float(loss_sum), *self._buffers.changed(before)])
+        loss = total / window.weight
         step = self.sharding.step(lr, self.policy.max_grad_norm, finite=math.isfinite(loss))
-        if step.applied:
-            self._statistics.average()
-        else:
-            self._statistics.restore(statistics)
+        if not step.applied:
+            restore_buffers(before)
+        elif changed:
+            self._buffers.agree(before, changed)
         return loss, step
 
     def _validation_is_due(self) -> bool:

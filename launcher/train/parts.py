@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from launcher.config.schema import Config
-from launcher.errors import ConfigError, DataError
+from launcher.errors import ConfigError, DataError, LauncherError
 from launcher.plan.batch import WindowTable
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts, token_targets
@@ -84,11 +84,34 @@ def build_model(config: Config, *, device: str = "cpu") -> nn.Module:
         model = build(config.model, "model")
     if not isinstance(model, nn.Module):
         raise ConfigError("model._target_", config.model["_target_"], "must make a torch.nn.Module")
+    _check_state(model, config.model["_target_"])
     if config.model_weights is not None:
         check_weights(model, config.model_weights)
         if device != "meta":
             model.load_state_dict(load_file(config.model_weights), strict=True)
     return model
+
+
+def sketch_model(config: Config) -> nn.Module:
+    """The model without memory for its weights, on the meta device; one that needs numbers while it is made (`.item()`
+    of a tensor) on the CPU. Raises as `build_model`."""
+    try:
+        return build_model(config, device="meta")
+    except LauncherError as error:
+        if not isinstance(error.__cause__, NotImplementedError | RuntimeError):
+            raise
+    return build_model(config)
+
+
+def _check_state(model: nn.Module, target: str) -> None:
+    """That a safetensors file can hold the model's whole state. Raises ConfigError."""
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            continue
+        kind = f"a tensor of layout {value.layout}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        hint = "keep it in a buffer, or out of the state_dict"
+        problem = f"its state_dict has {kind} under '{name}', and a safetensors file holds dense tensors alone"
+        raise ConfigError("model._target_", target, problem, hint=hint)
 
 
 def check_weights(model: nn.Module, path: str) -> None:

@@ -1,6 +1,6 @@
 """A process of its own that asks the model and the data what a plan needs: ``python -m launcher.train.probe ANSWER``
 reads a JSON list of configurations from standard input, and writes one of answers to the open file that ANSWER numbers.
-The model is made on the meta device, so its size doesn't matter."""
+The model is made on the meta device where it can be, so its size doesn't matter."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
 from launcher.process import end_with_parent
 from launcher.train.optim import build_optimizer
-from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+from launcher.train.parts import Parts, build_data, build_task, gather_facts, sketch_model
 
 KEPT = 4
 """Data sets that are kept for the next configuration: those of a sweep often have the same."""
@@ -47,7 +47,7 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
     try:
         config = parse(config_yaml)
         train, validation = data.of(config)
-        parts = Parts(build_model(config, device="meta"), build_task(config), train, validation)
+        parts = Parts(sketch_model(config), build_task(config), train, validation)
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
         world = solve_world(config.cluster, config.strategy.name, cuda)
         degree = solve_mesh(config.mesh, world.size, config.strategy.name).data_parallel_degree

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from launcher.train.batch_norm import untouched_buffers
+from launcher.train.buffers import untouched_buffers
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import Sharding
 from launcher.train.window import Window

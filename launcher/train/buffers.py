@@ -1,0 +1,126 @@
+"""Buffers that a forward changes, such as batch norm's running statistics: the same on every rank after every update.
+
+What moves is found by looking, window after window, so it is the same whether torch's own batch norm, a running
+instance norm or a model's own moving average changes a buffer, and whether it does so in place or by a new tensor.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.errors import LauncherError
+from launcher.train.window import Place
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A buffer as it stood."""
+
+    owner: nn.Module
+    name: str
+    full_name: str
+    buffer: Tensor | None
+    value: Tensor | None
+    """A copy of what was in it."""
+
+    @property
+    def now(self) -> Tensor | None:
+        return self.owner._buffers[self.name]
+
+    def changed(self) -> Tensor:
+        """Whether it holds something else by now (bool scalar, on the buffer's device)."""
+        now = self.now
+        if now is None or self.value is None or now.shape != self.value.shape or now.dtype != self.value.dtype:
+            return torch.tensor(now is not self.buffer)
+        return (now != self.value).any()
+
+    def restore(self) -> None:
+        if self.buffer is not None and self.value is not None:
+            self.buffer.copy_(self.value)
+        self.owner._buffers[self.name] = self.buffer
+
+
+@torch.no_grad()
+def keep_buffers(model: nn.Module) -> list[_Kept]:
+    """Every buffer of a model as it stands, for `restore_buffers` and `Buffers`."""
+    return [
+        _Kept(module, name, f"{prefix}.{name}".lstrip("."), buffer, None if buffer is None else buffer.detach().clone())
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+    ]
+
+
+@torch.no_grad()
+def restore_buffers(kept: Sequence[_Kept]) -> None:
+    """Takes back whatever has come in since; buffers that were replaced are those of before again."""
+    for one in kept:
+        one.restore()
+
+
+@contextmanager
+def untouched_buffers(model: nn.Module) -> Iterator[None]:
+    """Leaves every buffer as it was, whatever the forward and the backward inside do to it."""
+    kept = keep_buffers(model)
+    yield
+    restore_buffers(kept)
+
+
+class Buffers:
+    """The buffers of a model on the data-parallel ranks, brought to agree after every update.
+
+    An average of running means and variances commutes with their exponential decay, so it could be taken later. It is
+    taken after each update because then no bit depends on when a run was validated, saved or stopped.
+    """
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        self._model, self._place = model, place
+
+    def keep(self) -> list[_Kept]:
+        """The buffers before a window."""
+        return keep_buffers(self._model)
+
+    @torch.no_grad()
+    def changed(self, kept: Sequence[_Kept]) -> list[float]:
+        """For each buffer 1 where this rank's part of the window changed it, else 0; [] on one rank, which agrees with
+        itself. Summed over the ranks they say which ones `agree` has to look at."""
+        if self._place.degree == 1 or not kept:
+            return []
+        return [float(one) for one in torch.stack([one.changed().cpu() for one in kept]).tolist()]
+
+    @torch.no_grad()
+    def agree(self, kept: Sequence[_Kept], changed: Sequence[float]) -> None:
+        """Brings buffers that a rank has changed to one state: floating ones to the average of all ranks (in float32
+        at least), whole numbers and truth values to the largest, since a rank without a sample of its own in some
+        micro-step has counted fewer.
+
+        Raises:
+            LauncherError: one has another shape or type than before the window.
+        """
+        moved = [one for one, ranks in zip(kept, changed, strict=True) if ranks]
+        buffers: list[Tensor] = []
+        for one in moved:
+            now = one.now
+            if now is None or one.value is None or now.shape != one.value.shape or now.dtype != one.value.dtype:
+                raise LauncherError(
+                    f"model: buffer '{one.full_name}' has changed its shape or type in a forward, so "
+                    f"{self._place.degree} ranks can't be brought to agree on it"
+                )
+            buffers.append(torch.view_as_real(now) if now.is_complex() else now)
+        floating = [one for one in buffers if one.is_floating_point()]
+        exact = torch.float64 if any(one.dtype == torch.float64 for one in floating) else torch.float32
+        self._reduce(floating, exact, dist.ReduceOp.SUM)
+        self._reduce([one for one in buffers if not one.is_floating_point()], torch.int64, dist.ReduceOp.MAX)
+
+    def _reduce(self, buffers: Sequence[Tensor], dtype: torch.dtype, operation: "dist.ReduceOp.RedOpType") -> None:
+        if not buffers:
+            return
+        values = torch.cat([one.detach().flatten().to(dtype).cpu() for one in buffers])
+        dist.all_reduce(values, operation, group=self._place.group)
+        if operation == dist.ReduceOp.SUM:
+            values /= self._place.degree
+        for buffer, part in zip(buffers, torch.split(values, [one.numel() for one in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))
