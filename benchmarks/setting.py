@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from launcher.config.choices import Device
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
-from launcher.config.schema import Config, Device
+from launcher.config.schema import Config
 from launcher.config.validate import freeze, parse, validate
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan

@@ -9,8 +9,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher.config.choices import SubmitKind
 from launcher.config.compose import task_config
-from launcher.config.schema import Config, SubmitKind
+from launcher.config.schema import Config
 from launcher.config.validate import freeze, parse, unread_keys, validate
 from launcher.errors import ConfigError
 from launcher.plan.facts import Facts

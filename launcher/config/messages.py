@@ -16,7 +16,7 @@ from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
 OPEN_SECTIONS = ("model", "task", "optimizer")
-GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "precision", "submit")
+GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "activation_checkpoint", "precision", "submit")
 
 KnownKeys = Callable[[Sequence[str]], DictConfig]
 

@@ -8,83 +8,25 @@ bare integer is updates.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
 
-
-class Rule(Enum):
-    """How the learning rate follows the batch."""
-
-    none = "none"
-    linear = "linear"
-    sqrt = "sqrt"
-
-
-class DecayRule(Enum):
-    """How the weight decay follows the batch."""
-
-    none = "none"
-    linear = "linear"
-
-
-class WarmupFrom(Enum):
-    """Where the warmup starts."""
-
-    zero = "zero"
-    base_lr = "base_lr"
-
-
-class Layout(Enum):
-    """How a window lies over ranks and micro-batches."""
-
-    auto = "auto"
-    length = "length"
-    arrival = "arrival"
-
-
-class OnNonfinite(Enum):
-    """What an update with non-finite values does."""
-
-    skip = "skip"
-    stop = "stop"
-
-
-class StrategyName(Enum):
-    """How parameters, gradients and optimizer states are spread over the data-parallel ranks."""
-
-    single = "single"
-    ddp = "ddp"
-
-
-class PrecisionName(Enum):
-    """What a forward computes in."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
-class Device(Enum):
-    """What the ranks compute on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class SubmitKind(Enum):
-    """Where the ranks start."""
-
-    local = "local"
-
-
-class WandbMode(Enum):
-    """Whether metrics go to wandb."""
-
-    disabled = "disabled"
-    offline = "offline"
-    online = "online"
+from launcher.config.choices import (
+    DecayRule,
+    Device,
+    Layout,
+    Offload,
+    OnNonfinite,
+    PrecisionName,
+    Recompute,
+    ReduceEach,
+    Rule,
+    StrategyName,
+    SubmitKind,
+    WandbMode,
+    WarmupFrom,
+)
 
 
 @dataclass
@@ -219,21 +161,59 @@ class ScheduleConfig:
 @dataclass
 class StrategyConfig:
     name: StrategyName = MISSING
-    """single: one rank; ddp: every rank holds a copy of the model."""
+    """single: one rank; ddp: every rank holds a copy of the model; fsdp: parameters, gradients and optimizer states lie
+    spread over mesh.dp_shard ranks (torch's FSDP2); zero1, zero2, zero3: optimizer states, then gradients too, then
+    parameters too lie spread over all ranks (DeepSpeed). The update is the same under each."""
+    wrap: list[str] | None = None
+    """Classes of the modules that are sharded and recomputed as one block each, by name or dotted path; null: the
+    model's `layers`, and a model without them is one block."""
+    reduce_each: ReduceEach = ReduceEach.auto
+    """When gradients are reduced under fsdp: window (once, which keeps a whole gradient on each rank from the first
+    micro-batch on), micro_batch (each time: less memory, more traffic); auto: window where a window is one micro-batch,
+    else micro_batch."""
+    reshard_after_forward: bool | None = None
+    """Whether a block gives its gathered parameters back between forward and backward under fsdp; null: yes for blocks,
+    no for what lies outside them."""
+    offload: Offload = Offload.none
+    """What waits in the host's memory: optimizer (zero1 to zero3: optimizer states), cpu (fsdp and zero3: parameters
+    too), nvme (zero3: on a disk at strategy.nvme_path, with libaio)."""
+    nvme_path: str | None = None
+    """The folder that strategy.offload=nvme writes to."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Keys of DeepSpeed's own configuration that the plan doesn't settle, for zero1 to zero3; one that contradicts the
+    plan is refused."""
+
+
+@dataclass
+class ActivationCheckpointConfig:
+    name: Recompute = MISSING
+    """none: activations are kept for the backward; full: each block keeps its input alone and runs again; selective: it
+    keeps its matrix products and attention too, and the rest runs again. The update is the same."""
+    every: int | None = None
+    """Under selective: instead, each n-th block runs again whole and the others keep everything."""
+    offload: bool = False
+    """What blocks keep waits in the host's memory until the backward."""
 
 
 @dataclass
 class PrecisionConfig:
     name: PrecisionName = MISSING
-    """fp32; bf16: matrix products in bfloat16 (autocast), parameters, gradients and their sums in fp32."""
+    """fp32; bf16, fp16: matrix products in half precision (autocast), parameters, gradients and their sums in fp32.
+    fp16 scales the loss, so that small gradients don't vanish."""
+    initial_scale: float = 65536.0
+    """What fp16 multiplies the loss by at first; it is halved when a gradient overflows, and doubled after
+    `scale_growth_interval` updates without."""
+    scale_growth_interval: int = 2000
+    """Updates without an overflow after which the scale of fp16 is doubled."""
 
 
 @dataclass
 class MeshConfig:
-    dp_replicate: int = -1
-    """Ranks that hold copies of each other; -1: the rest of the world."""
-    dp_shard: int = 1
-    """Ranks that share one copy; 1 under strategies that don't shard."""
+    dp_replicate: int | None = None
+    """Ranks that hold copies of each other; -1: the rest of the world; null: 1 under strategies that shard, else the
+    rest."""
+    dp_shard: int | None = None
+    """Ranks that share one copy; -1: the rest of the world; null: the rest under strategies that shard, else 1."""
 
 
 @dataclass
@@ -280,6 +260,7 @@ SECTIONS: dict[str, type] = {
     "scaling": ScalingConfig,
     "schedule": ScheduleConfig,
     "strategy": StrategyConfig,
+    "activation_checkpoint": ActivationCheckpointConfig,
     "precision": PrecisionConfig,
     "mesh": MeshConfig,
     "cluster": ClusterConfig,
@@ -307,6 +288,7 @@ class Config:
     scaling: ScalingConfig
     schedule: ScheduleConfig
     strategy: StrategyConfig
+    activation_checkpoint: ActivationCheckpointConfig
     precision: PrecisionConfig
     mesh: MeshConfig
     cluster: ClusterConfig

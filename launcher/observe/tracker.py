@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from launcher.config.schema import WandbConfig, WandbMode
+from launcher.config.choices import WandbMode
+from launcher.config.schema import WandbConfig
 from launcher.config.validate import load
 from launcher.observe.records import Record, Tail
 from launcher.run_dir import RunDir, State, to_json, write_atomic

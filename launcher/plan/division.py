@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.schema import BatchConfig, Layout
+from launcher.config.choices import Layout
+from launcher.config.schema import BatchConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, parse_count
 

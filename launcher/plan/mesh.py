@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import ClusterConfig, Device, MeshConfig, StrategyName
+from launcher.config.choices import Device, StrategyName
+from launcher.config.schema import ClusterConfig, MeshConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
 
@@ -82,18 +83,22 @@ def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: in
 
 
 def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: int = 1) -> Mesh:
-    """The degrees for this world; -1 is the rest.
+    """The degrees for this world; -1 is the rest, and null what the strategy makes of it: one that shards does so over
+    all ranks, another copies.
 
     Raises:
         ConfigError: degrees that don't multiply to world_size, or that the strategy can't have.
     """
-    given = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
+    if strategy.zero_stage and mesh.dp_replicate not in (None, 1):
+        problem = f"strategy={strategy.value} shards over all ranks: must be 1"
+        raise ConfigError("mesh.dp_replicate", mesh.dp_replicate, problem, hint="strategy=fsdp has copies of shards")
+    given = _without_null(mesh, strategy)
     for name, degree in given.items():
         if degree != -1 and degree < 1:
             raise ConfigError(f"mesh.{name}", degree, "must be at least 1, or -1 for the rest of the world")
     if world_size % pp:
         raise ConfigError("mesh.pp", pp, f"doesn't divide the world of {world_size} ranks")
-    if strategy in (StrategyName.single, StrategyName.ddp) and mesh.dp_shard != 1:
+    if not strategy.shards and given["dp_shard"] != 1:
         raise ConfigError("mesh.dp_shard", mesh.dp_shard, f"strategy={strategy.value} keeps whole copies: must be 1")
     unknown = [name for name, degree in given.items() if degree == -1]
     if len(unknown) == 2:
@@ -111,5 +116,15 @@ def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: in
     if solved.data_parallel_degree != data_parallel:
         product = f"dp_replicate {solved.dp_replicate} x dp_shard {solved.dp_shard} x pp {pp}"
         problem = f"{product} is not the world of {world_size} ranks"
-        raise ConfigError("mesh.dp_replicate", mesh.dp_replicate, problem, hint="mesh.dp_replicate=-1 takes the rest")
+        name = "dp_replicate" if mesh.dp_replicate is not None else "dp_shard"
+        raise ConfigError(f"mesh.{name}", getattr(mesh, name), problem, hint=f"mesh.{name}=-1 takes the rest")
     return solved
+
+
+def _without_null(mesh: MeshConfig, strategy: StrategyName) -> dict[str, int]:
+    replicate, shard = mesh.dp_replicate, mesh.dp_shard
+    if shard is None:
+        shard = -1 if strategy.shards and replicate != -1 else 1
+    if replicate is None:
+        replicate = 1 if shard == -1 else -1
+    return {"dp_replicate": replicate, "dp_shard": shard}

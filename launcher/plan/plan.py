@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.schema import Config, DecayRule, ScalingConfig, StrategyName
+from launcher.config.choices import DecayRule, StrategyName
+from launcher.config.schema import Config, ScalingConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.division import divide

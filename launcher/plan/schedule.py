@@ -11,16 +11,14 @@ from fractions import Fraction
 from math import cos, floor, isfinite, pi, sqrt
 from typing import Literal, NamedTuple, get_args
 
+from launcher.config.choices import DecayRule, Rule, WarmupFrom
 from launcher.config.schema import (
     ConstantDecay,
     CosineDecay,
     DecayConfig,
-    DecayRule,
     LinearDecay,
-    Rule,
     ScheduleConfig,
     StepDecay,
-    WarmupFrom,
     WsdDecay,
 )
 from launcher.errors import ConfigError, nearest

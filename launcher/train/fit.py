@@ -115,6 +115,10 @@ class Fit:
         if window.weight == 0:
             self.reporter.say(f"update {window.update}: skipped, its weight is 0 (every label is masked)")
             return
+        if step.overflow:
+            text = f"update {window.update}: skipped, its gradient overflowed at the loss scale {step.loss_scale:g}"
+            self.reporter.say(f"{text}, which is halved")
+            return
         self.progress.skipped_in_a_row += 1
         what = f"loss {loss:g}, gradient norm {step.grad_norm:g}"
         self.reporter.say(f"update {window.update}: skipped, not finite ({what}); samples {window.indices.tolist()}")
@@ -159,7 +163,7 @@ class Reporter:
             lr=lr,
             grad_norm=step.grad_norm,
             skipped=int(not step.applied),
-            loss_scale=None,
+            loss_scale=step.loss_scale,
             micro_batches=len(window.micro_batches),
             seconds=seconds,
             samples_per_s=window.samples / seconds,

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from launcher.config.schema import Config, Device, OnNonfinite, StrategyName
+from launcher.config.choices import Device, OnNonfinite
+from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.errors import StorageError
 from launcher.observe.plot import draw_loss
@@ -25,12 +26,10 @@ from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
 from launcher.train.evaluate import Reader, Validation, baseline_loss, validate
 from launcher.train.fit import Fit, Policy, Progress, Reporter
-from launcher.train.optim import build_optimizer
-from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
 from launcher.train.runner.sequential import SequentialRunner
-from launcher.train.sharding.base import Sharding, Single
-from launcher.train.sharding.ddp import DataParallel
+from launcher.train.sharding.base import Sharding
+from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.window import Place, Windows
 
 START_TIMEOUT = timedelta(minutes=30)
@@ -143,20 +142,6 @@ def assemble(
 def make_reader(config: Config, plan: Plan, parts: Parts, place: Place) -> Reader:
     """How this run reads a data set that it evaluates."""
     return Reader(parts.task, place, plan.micro_batch_size or MICRO_BATCH_CAP, config.run.seed, config.data.workers)
-
-
-def make_precision(config: Config, place: Place) -> Precision:
-    """What this run's forwards compute in."""
-    return Precision(config.precision.name, place.device.type)
-
-
-def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sharding:
-    """The sharding of the configuration's strategy; with one rank every strategy is that of one process."""
-    optimizer = build_optimizer(parts.model, config.optimizer, plan.param_groups)
-    precision = make_precision(config, place)
-    if config.strategy.name is StrategyName.single or place.degree == 1:
-        return Single(parts.model, parts.task, optimizer, precision)
-    return DataParallel(parts.model, parts.task, optimizer, precision)
 
 
 def weights_sha256(state: dict[str, Tensor]) -> str:

@@ -8,8 +8,8 @@ import yaml
 from configs import config_text
 
 from launcher import prepare
+from launcher.config.choices import SubmitKind
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
-from launcher.config.schema import SubmitKind
 from launcher.config.validate import freeze, parse
 from launcher.errors import Exit
 from launcher.submit.local import Local

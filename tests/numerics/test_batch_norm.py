@@ -8,7 +8,7 @@ from configs import PLAIN, config_text
 from torch import Tensor, nn
 from toys import assembled, trained
 
-from launcher.config.schema import Device
+from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from launcher.config.schema import Device
+from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.choices import DecayRule, Rule, WarmupFrom
 from launcher.config.schema import (
     ConstantDecay,
     CosineDecay,
     DecayConfig,
-    DecayRule,
     LinearDecay,
-    Rule,
     ScheduleConfig,
     StepDecay,
-    WarmupFrom,
     WsdDecay,
 )
 from launcher.errors import ConfigError

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from launcher.config.schema import PrecisionName
+from launcher.config.choices import PrecisionName
 
 
 @dataclass(frozen=True)
 class Precision:
     """A precision on a kind of device.
 
-    bf16 is torch's autocast: matrix products in bfloat16, what needs it in fp32 (its documentation lists which). The
-    model's output comes back in fp32, so that losses are formed and summed there.
+    bf16 and fp16 are torch's autocast: matrix products in half precision, what needs it in fp32 (its documentation
+    lists which). The model's output comes back in fp32, so that losses are formed and summed there.
     """
 
     name: PrecisionName
@@ -26,10 +26,34 @@ class Precision:
         """The model's output for these inputs."""
         if self.name is PrecisionName.fp32:
             return model(**inputs)
-        with torch.autocast(self.device_type, torch.bfloat16):
+        with torch.autocast(self.device_type, _HALF[self.name]):
             output = model(**inputs)
         return tree_map(_full, output)
 
 
+_HALF = {PrecisionName.bf16: torch.bfloat16, PrecisionName.fp16: torch.float16}
+
+
 def _full(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF.values() else value
+
+
+@dataclass
+class LossScale:
+    """What fp16 multiplies a loss by, so that small gradients don't vanish; the rule is that of torch.amp.GradScaler.
+
+    It holds for a whole window: a window whose gradient overflows is skipped on every rank, and the next has half.
+    """
+
+    scale: float
+    growth_interval: int
+    updates: int = 0
+    """Updates since it last changed."""
+
+    def update(self, *, overflow: bool) -> None:
+        """After a window: halved where its gradient overflowed, doubled after so many that didn't."""
+        self.updates = 0 if overflow else self.updates + 1
+        if overflow:
+            self.scale /= 2
+        elif self.updates == self.growth_interval:
+            self.scale, self.updates = self.scale * 2, 0

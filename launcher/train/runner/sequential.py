@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 
 from launcher.train.buffers import untouched_buffers
@@ -23,7 +22,7 @@ class SequentialRunner:
         Returns:
             The sum of this rank's losses (scalar, float64, on the device).
         """
-        scale = self.sharding.loss_factor / window.weight
+        scale = self.sharding.factor(window.weight, len(window.micro_batches))
         loss_sum: Tensor | None = None
         last = len(window.micro_batches) - 1
         for step, micro in enumerate(window.micro_batches):
@@ -31,7 +30,7 @@ class SequentialRunner:
             buffers = nullcontext() if micro.num_real else untouched_buffers(self.sharding.model)
             with self.sharding.micro_batch(last=step == last), buffers:
                 scaled, total = self.sharding.forward(micro.batch, micro.num_real, scale)
-                torch.autograd.backward(scaled)
+                self.sharding.backward(scaled)
             loss_sum = total if loss_sum is None else loss_sum + total
         assert loss_sum is not None
         return loss_sum

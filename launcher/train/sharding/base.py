@@ -1,9 +1,10 @@
 """How parameters, gradients and optimizer states are spread, and when gradients travel."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from launcher.errors import LauncherError
-from launcher.train.parallel.precision import Precision
+from launcher.train.parallel.precision import LossScale, Precision
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,26 @@ class StepResult:
     """Norm of the whole window's gradient before the clip; NaN or inf where it wasn't finite."""
     applied: bool
     """Whether parameters changed."""
+    loss_scale: float | None = None
+    """What the losses were multiplied by; None: not scaled."""
+    overflow: bool = False
+    """Whether only the scale of the loss was too large: it has been halved since."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a sharding is made of."""
+
+    model: nn.Module
+    """The plain model on the rank's device, or on the meta device where the sharding can fill it by itself."""
+    task: Any
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    """Makes the optimizer of the model's parameters as they are by then: whole or sharded."""
+    precision: Precision
+    degree: int
+    """Data-parallel ranks."""
+    scaler: LossScale | None = None
+    """The scale of the loss, under fp16."""
 
 
 class LossModule(nn.Module):
@@ -97,34 +118,66 @@ class _Touch(torch.autograd.Function):
 class Sharding(ABC):
     """Parameters, gradients and optimizer states of one run on one rank.
 
-    The contract: a runner calls `forward` and backward for every micro-batch of a window inside `micro_batch`, each
-    loss multiplied by `loss_factor` / window weight; then the gradients are the sum of the window's losses over all
-    ranks divided by its weight, and `step` applies them once.
+    The contract: a runner asks `factor` of a window, calls `forward` and backward for each of its micro-batches inside
+    `micro_batch`, each loss multiplied by that factor; then the gradients are the sum of the window's losses over all
+    ranks divided by its weight (and under fp16 times a scale that `step` takes out), and `step` applies them once.
     """
 
     loss_factor: float = 1.0
     """What a wrapper's averaging divides by, to be multiplied in beforehand."""
 
-    def __init__(self, model: nn.Module, task: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.module: nn.Module = LossModule(model, task, precision)
-        self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    def __init__(self, material: Material) -> None:
+        self.model = material.model
+        self.scaler = material.scaler
+        self.degree = material.degree
+        self.module: nn.Module = LossModule(material.model, material.task, material.precision)
+        self._make_optimizer = material.make_optimizer
+        self._unscale = 1.0
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of this rank's parameters, made when it is first asked for."""
+        return self._make_optimizer(self.model)
+
+    @cached_property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer changes, in its order."""
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
 
     def prepare(self) -> None:  # noqa: B027 — most shardings have nothing to prepare
         """Called once on every rank before the first window."""
 
+    def factor(self, weight: float, steps: int) -> float:
+        """What each loss of a window is multiplied by.
+
+        In fp16 a loss divided by a large window's weight would vanish, so there each is divided by the mean weight of a
+        micro-batch and multiplied by the scale, and `step` takes the rest out of the gradient.
+
+        Args:
+            weight: of the window, over all ranks.
+            steps: its micro-batches on a rank.
+        """
+        if self.scaler is None:
+            return self.loss_factor / weight
+        micro_batches = self.degree * steps
+        self._unscale = 1 / (micro_batches * self.scaler.scale)
+        return self.loss_factor * self.scaler.scale * micro_batches / weight
+
     @abstractmethod
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """What a forward and its backward run inside; gradients travel in the last of a window only."""
+        """What a forward and its backward run inside. `last`: of the window, so that gradients have to be complete."""
 
     def forward(self, batch: Mapping[str, Tensor] | None, num_real: int, scale: float) -> tuple[Tensor, Tensor]:
         """As `LossModule.forward`, through whatever wraps it."""
         scaled, total = self.module(batch, num_real, scale)
         return scaled, total
 
+    def backward(self, scaled: Tensor) -> None:
+        """The backward from the scaled loss of a micro-batch."""
+        torch.autograd.backward(scaled)
+
     def step(self, lr: float, max_norm: float | None, *, finite: bool = True) -> StepResult:
-        """One update from the window's gradients: finite? clip once by the norm over everything, apply, clear.
+        """One update from the window's gradients: finite? unscale, clip once by the norm over everything, apply, clear.
 
         Args:
             lr: the run's rate; each group takes it times its `lr_scale`.
@@ -134,17 +187,37 @@ class Sharding(ABC):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = get_total_norm([one.grad for one in self.parameters])
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        if self.scaler is not None:
+            torch._foreach_mul_(gradients, self._unscale)
+        norm = self.norm(gradients)
         grad_norm = float(norm)
         applied = finite and grad_norm < float("inf")
         if applied:
             if max_norm is not None:
-                clip_grads_with_norm_(self.parameters, max_norm, norm)
+                self.clip(gradients, max_norm, norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self.optimizer.step()
         self.clear_gradients()
-        return StepResult(grad_norm, applied)
+        return self.result(grad_norm, applied=applied, finite=finite)
+
+    def result(self, grad_norm: float, *, applied: bool, finite: bool) -> StepResult:
+        """What an update did, after which the scale of the loss is that of the next window."""
+        if self.scaler is None:
+            return StepResult(grad_norm, applied)
+        scale = self.scaler.scale
+        overflow = finite and not applied and scale > 1
+        self.scaler.update(overflow=not applied)
+        return StepResult(grad_norm, applied, scale, overflow)
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of the gradient over all ranks (scalar)."""
+        return get_total_norm(gradients)
+
+    def clip(self, gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+        """Scales the gradients to `max_norm` where `norm` is above it."""
+        clip_grads_with_norm_(self.parameters, max_norm, norm)
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of the window."""

@@ -2,37 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
-from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.train.parallel.precision import Precision
-from launcher.train.sharding.base import Sharding
+from launcher.train.sharding.base import Material, Sharding
 
 
 class DataParallel(Sharding):
     """torch's DistributedDataParallel, told which micro-batch is the last of a window."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: Any,
-        optimizer: torch.optim.Optimizer,
-        precision: Precision,
-        *,
-        group: ProcessGroup | None = None,
-    ) -> None:
-        super().__init__(model, task, optimizer, precision)
+    def __init__(self, material: Material, *, group: ProcessGroup | None = None) -> None:
+        super().__init__(material)
         # Batch statistics are the launcher's business, so DDP leaves them alone. The bucket is the gradient's
         # memory: no second copy of it.
         self.ddp = DistributedDataParallel(
             self.module, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
         self.module = self.ddp
-        self.loss_factor = float(torch.distributed.get_world_size(group))
+        self.loss_factor = float(material.degree)
 
     def prepare(self) -> None:
         """Fixes the layout of the buckets before the first window.
@@ -45,7 +33,7 @@ class DataParallel(Sharding):
         for _ in range(2):
             with self.micro_batch(last=True):
                 scaled, _total = self.forward(None, 0, 1.0)
-                scaled.backward()  # type: ignore[no-untyped-call]
+                self.backward(scaled)
             self.clear_gradients()
 
     @contextmanager

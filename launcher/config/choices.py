@@ -1,0 +1,116 @@
+"""The values that a key of the configuration chooses from."""
+
+from enum import Enum
+
+
+class Rule(Enum):
+    """How the learning rate follows the batch."""
+
+    none = "none"
+    linear = "linear"
+    sqrt = "sqrt"
+
+
+class DecayRule(Enum):
+    """How the weight decay follows the batch."""
+
+    none = "none"
+    linear = "linear"
+
+
+class WarmupFrom(Enum):
+    """Where the warmup starts."""
+
+    zero = "zero"
+    base_lr = "base_lr"
+
+
+class Layout(Enum):
+    """How a window lies over ranks and micro-batches."""
+
+    auto = "auto"
+    length = "length"
+    arrival = "arrival"
+
+
+class OnNonfinite(Enum):
+    """What an update with non-finite values does."""
+
+    skip = "skip"
+    stop = "stop"
+
+
+class StrategyName(Enum):
+    """How parameters, gradients and optimizer states are spread over the data-parallel ranks."""
+
+    single = "single"
+    ddp = "ddp"
+    fsdp = "fsdp"
+    zero1 = "zero1"
+    zero2 = "zero2"
+    zero3 = "zero3"
+
+    @property
+    def shards(self) -> bool:
+        """Whether ranks share a copy of what they train."""
+        return self not in (StrategyName.single, StrategyName.ddp)
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of DeepSpeed's ZeRO; 0: another strategy."""
+        return int(self.value[-1]) if self.value.startswith("zero") else 0
+
+
+class ReduceEach(Enum):
+    """When a sharded gradient is reduced."""
+
+    auto = "auto"
+    window = "window"
+    micro_batch = "micro_batch"
+
+
+class Offload(Enum):
+    """What waits in the host's memory while it isn't used."""
+
+    none = "none"
+    optimizer = "optimizer"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class Recompute(Enum):
+    """Which activations are computed again in the backward instead of being kept."""
+
+    none = "none"
+    full = "full"
+    selective = "selective"
+
+
+class PrecisionName(Enum):
+    """What a forward computes in."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Device(Enum):
+    """What the ranks compute on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class SubmitKind(Enum):
+    """Where the ranks start."""
+
+    local = "local"
+
+
+class WandbMode(Enum):
+    """Whether metrics go to wandb."""
+
+    disabled = "disabled"
+    offline = "offline"
+    online = "online"
