@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.choices import DecayRule, StrategyName
+from launcher.config.choices import DecayRule
 from launcher.config.schema import Config, ScalingConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
@@ -13,6 +13,7 @@ from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
+from launcher.plan.strategy import settle_strategy
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Plan:
     param_groups: list[dict[str, Any]]
     stages: list[list[int]] | None
     memory: dict[str, Any] | None
-    reductions_per_window: int
+    reduce_each: str | None
+    """Under fsdp when a gradient is reduced: window or micro_batch."""
+    activation_checkpoint: str
+    reductions_per_window: int | None
+    """How often each gradient travels; None: with micro_batch_tokens as often as a window has micro-batches."""
     facts: dict[str, Any]
     arithmetic: list[str]
     """Each line of the batch and rate arithmetic, with its numbers."""
@@ -130,6 +135,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         config.scaling.weight_decay,
     )
     _check_training(config)
+    strategy = settle_strategy(config, mesh, batch.gradient_accumulation_steps, facts)
     timing = _timing(config, facts, windows, peak=scaled.lr)
     notes = [*world.notes, *division.notes(), *_rule_notes(config.scaling, optimizer)]
     if windows is not None and windows.samples_per_epoch < batch.global_batch_size:
@@ -138,6 +144,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
             "every epoch is one update of all of them"
         )
     notes += _batch_norm_notes(facts, batch, windows)
+    notes += strategy.notes
     notes += timing.rate.notes() if timing.rate else []
     return Plan(
         **division.fields(),
@@ -159,7 +166,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ),
         stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
         memory=None,
-        reductions_per_window=0 if config.strategy.name is StrategyName.single or world.size == 1 else 1,
+        **strategy.fields(),
         facts=asdict(facts),
         arithmetic=[*division.lines(), scaled.line],
         notes=notes,

@@ -34,13 +34,19 @@ class Material:
     """What a sharding is made of."""
 
     model: nn.Module
-    """The plain model on the rank's device, or on the meta device where the sharding can fill it by itself."""
+    """The plain model, on the CPU; tensors of one that was deferred are on the meta device until `fill`."""
     task: Any
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     """Makes the optimizer of the model's parameters as they are by then: whole or sharded."""
     precision: Precision
     degree: int
     """Data-parallel ranks."""
+    device: torch.device
+    """Where this rank computes."""
+    blocks: Mapping[str, nn.Module]
+    """The parts of the model that are sharded as one each, by name."""
+    fill: Callable[[nn.Module], None]
+    """Gives the tensors of a part of the model their numbers; nothing where they have them."""
     scaler: LossScale | None = None
     """The scale of the loss, under fp16."""
 
@@ -125,6 +131,8 @@ class Sharding(ABC):
 
     loss_factor: float = 1.0
     """What a wrapper's averaging divides by, to be multiplied in beforehand."""
+    forward_is_collective: bool = False
+    """Whether all ranks have to run the model equally often, in validation too."""
 
     def __init__(self, material: Material) -> None:
         self.model = material.model
@@ -231,6 +239,11 @@ class Sharding(ABC):
 
 class Single(Sharding):
     """One rank: nothing travels."""
+
+    def __init__(self, material: Material) -> None:
+        material.fill(material.model)
+        material.model.to(material.device)
+        super().__init__(material)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()

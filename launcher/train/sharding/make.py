@@ -3,15 +3,18 @@
 import torch
 from torch import nn
 
-from launcher.config.choices import PrecisionName, StrategyName
+from launcher.config.choices import Offload, PrecisionName, ReduceEach, StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
 from launcher.train.optim import build_optimizer
+from launcher.train.parallel.activation_checkpoint import recompute_blocks
+from launcher.train.parallel.blocks import find_blocks
 from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
 from launcher.train.sharding.ddp import DataParallel
+from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.window import Place
 
 
@@ -29,9 +32,23 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
     precision, scaler = make_precision(config, place), None
     if precision.name is PrecisionName.fp16:
         scaler = LossScale(config.precision.initial_scale, config.precision.scale_growth_interval)
-    material = Material(parts.model, parts.task, make_optimizer, precision, place.degree, scaler)
-    if config.strategy.name is StrategyName.single or place.degree == 1:
+    strategy, model = config.strategy, parts.model
+    blocks = find_blocks(model, strategy.wrap)
+    recompute_blocks(list(blocks.values()) or [model], config.activation_checkpoint)
+    material = Material(
+        model, parts.task, make_optimizer, precision, place.degree, place.device, blocks, parts.fill, scaler
+    )
+    if strategy.name is StrategyName.single or (place.degree == 1 and strategy.offload is Offload.none):
         return Single(material)
-    if config.strategy.name is StrategyName.ddp:
+    if strategy.name is StrategyName.ddp:
         return DataParallel(material)
-    raise ConfigError("strategy", config.strategy.name.value, "isn't there yet", hint="strategy=ddp")
+    if strategy.name is StrategyName.fsdp:
+        assert plan.reduce_each is not None
+        return FullyShard(
+            material,
+            strategy,
+            reduce_each=ReduceEach(plan.reduce_each),
+            replicate=plan.mesh["dp_replicate"],
+            shard=plan.mesh["dp_shard"],
+        )
+    raise ConfigError("strategy", strategy.name.value, "isn't there yet", hint="strategy=ddp")
