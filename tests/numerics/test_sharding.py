@@ -5,8 +5,7 @@ from typing import Any
 import plain
 import pytest
 import torch
-from configs import PLAIN, config_text
-from test_update import GLOBAL, OPTIMIZERS, SEED, SIZES, TOLERANCE, config, model
+from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
 from toys import Sequences, trained
 
 from launcher.tasks import CausalLM
