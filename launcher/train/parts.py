@@ -21,6 +21,7 @@ from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
 from launcher.train.deferred import Blueprint, CannotDefer, defer
 from launcher.train.optim import group_parameters
+from launcher.train.parallel.blocks import check_blocks
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
 
 _MOST_EPOCHS = 100_000
@@ -172,6 +173,7 @@ def check_weights(model: nn.Module, path: str) -> None:
 
 def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
     """What the plan needs to know of the model and the data. `degree` matters where global_batch_size is null."""
+    check_blocks(parts.model, config.strategy)
     parameters = {id(one): one for one in parts.model.parameters()}.values()
     groups = group_parameters(parts.model.named_parameters(), config.optimizer["groups"])
     layers = getattr(parts.model, "layers", None)

@@ -69,7 +69,8 @@ class _Recomputing:
         if self._selective:
             first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
         copies = copy_buffers(self._block)
-        return first, _all_of(second, borrowed_buffers(copies)) if copies else second
+        # buffers first: their copying is no part of what selective recomputation follows
+        return first, _all_of(borrowed_buffers(copies), second) if copies else second
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from launcher.config.choices import StrategyName
+from launcher.config.schema import StrategyConfig
 from launcher.errors import ConfigError, nearest
 
 
@@ -31,6 +33,15 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] | None) -> dict[str, nn.Mo
         if not inside and any(wanted in _names(module) for wanted in wrap):
             blocks[name] = module
     return blocks
+
+
+def check_blocks(model: nn.Module, strategy: StrategyConfig) -> None:
+    """That the strategy's blocks can be had. Raises ConfigError."""
+    blocks = find_blocks(model, strategy.wrap)
+    shared = shared_between_blocks(model, blocks)
+    if strategy.name is StrategyName.fsdp and shared is not None:
+        hint = "strategy.wrap=[] makes the model one block"
+        raise ConfigError("strategy", "fsdp", f"blocks are sharded apart, and {shared}", hint=hint)
 
 
 def _names(module: nn.Module) -> tuple[str, str]:
