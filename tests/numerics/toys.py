@@ -205,6 +205,7 @@ def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]
                     "lr": lr,
                     "grad_norm": step.grad_norm,
                     "skipped": not step.applied,
+                    "loss_scale": step.loss_scale,
                     "micro_batches": len(window.micro_batches),
                     "weight": window.weight,
                     "epoch": window.epoch,

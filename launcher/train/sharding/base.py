@@ -168,8 +168,9 @@ class Sharding(ABC):
         if self.scaler is None:
             return self.loss_factor / weight
         micro_batches = self.degree * steps
-        self._unscale = 1 / (micro_batches * self.scaler.scale)
-        return self.loss_factor * self.scaler.scale * micro_batches / weight
+        # what averaging divides by comes in here too: on many ranks it would overflow half precision by itself
+        self._unscale = self.loss_factor / (micro_batches * self.scaler.scale)
+        return self.scaler.scale * micro_batches / weight
 
     @abstractmethod
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
