@@ -4,6 +4,8 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -40,14 +42,7 @@ START_TIMEOUT = timedelta(minutes=30)
 def run_rank(run: RunDir, attempt: int) -> None:
     """Trains this rank's part of the run. Leaves the model and the result in the run's folder (rank 0)."""
     started = time.monotonic()
-    config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
-    for folder in reversed(plan.pythonpath):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    os.chdir(plan.cwd)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
-    place = join(plan, offloads=config.strategy.offload is not Offload.none)
-    try:
+    with joined(run) as (config, plan, place):
         train, validation = build_data(config)
         model, fill = defer_model(config) if config.strategy.name is StrategyName.fsdp else (build_model(config), None)
         parts = Parts(model, build_task(config), train, validation, *([fill] if fill else []))
@@ -59,11 +54,23 @@ def run_rank(run: RunDir, attempt: int) -> None:
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
             progress = fit.run()
             finish(run, config, plan, parts, place, fit.sharding, progress, started)
-        if place.degree > 1:
-            dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+
+
+@contextmanager
+def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
+    """The two files of a run, and this rank's place among the others, whom it leaves together with them."""
+    config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    for folder in reversed(plan.pythonpath):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    os.chdir(plan.cwd)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
+    place = join(plan, offloads=config.strategy.offload is not Offload.none)
+    yield config, plan, place
+    if place.degree > 1:
+        dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def join(plan: Plan, *, offloads: bool = False) -> Place:

@@ -1,5 +1,6 @@
 """How parameters, gradients and optimizer states are spread, and when gradients travel."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.distributed.tensor import DTensor
 
 from launcher.errors import LauncherError
+from launcher.train.parallel.norm import clip, sum_of_squares
 from launcher.train.parallel.precision import LossScale, Precision
 
 
@@ -155,6 +157,9 @@ class Sharding(ABC):
     def prepare(self) -> None:  # noqa: B027 — most shardings have nothing to prepare
         """Called once on every rank before the first window."""
 
+    def close(self) -> None:  # noqa: B027 — most shardings hold nothing
+        """Called once on every rank when nothing more is asked of this sharding."""
+
     def factor(self, weight: float, steps: int) -> float:
         """What each loss of a window is multiplied by.
 
@@ -198,13 +203,12 @@ class Sharding(ABC):
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if self.scaler is not None:
-            torch._foreach_mul_(gradients, self._unscale)
-        norm = self.norm(gradients)
-        grad_norm = float(norm)
+            torch._foreach_mul_(local_parts(gradients), self._unscale)
+        grad_norm = math.sqrt(self.sum_of_squares(gradients))
         applied = finite and grad_norm < float("inf")
         if applied:
             if max_norm is not None:
-                self.clip(gradients, max_norm, norm)
+                clip(local_parts(gradients), max_norm, grad_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self.optimizer.step()
@@ -220,13 +224,9 @@ class Sharding(ABC):
         self.scaler.update(overflow=not applied)
         return StepResult(grad_norm, applied, scale, overflow)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of the gradient over all ranks (scalar)."""
-        return get_total_norm(gradients)
-
-    def clip(self, gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Scales the gradients to `max_norm` where `norm` is above it."""
-        clip_grads_with_norm_(self.parameters, max_norm, norm)
+    def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
+        """The squared norm of the gradient over all ranks."""
+        return float(sum_of_squares(gradients))
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of the window."""
@@ -236,6 +236,11 @@ class Sharding(ABC):
         """The whole model's state on the CPU, under the plain model's names; tied ones under each of theirs."""
         state = self.model.state_dict()
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
+
+
+def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What this rank holds of each tensor."""
+    return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
 
 
 class Single(Sharding):

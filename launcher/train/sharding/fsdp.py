@@ -1,6 +1,5 @@
 """Parameters, gradients and optimizer states spread over ranks: torch's FSDP2."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,11 +16,11 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
 from launcher.config.choices import Offload, ReduceEach
 from launcher.config.schema import StrategyConfig
-from launcher.train.sharding.base import Material, Sharding
+from launcher.train.parallel.norm import sum_of_squares
+from launcher.train.sharding.base import Material, Sharding, local_parts
 
 
 class FullyShard(Sharding):
@@ -39,6 +38,7 @@ class FullyShard(Sharding):
     ) -> None:
         super().__init__(material)
         self._reduces_each_time = reduce_each is ReduceEach.micro_batch
+        self._device = material.device
         self._meshes = _Meshes(material.device.type, replicate, shard)
         offload = OffloadPolicy()
         if strategy.offload is Offload.cpu:
@@ -80,21 +80,10 @@ class FullyShard(Sharding):
         self._root.set_requires_all_reduce(last)
         yield
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        by_mesh: dict[DeviceMesh, list[Tensor]] = defaultdict(list)
-        for one in gradients:
-            assert isinstance(one, DTensor)
-            by_mesh[one.device_mesh].append(one)
-        norms = [_whole(get_total_norm(ones)) for ones in by_mesh.values()]
-        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-
-    def clip(self, gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        # as torch.nn.utils.clip_grads_with_norm_, which can't mix whole and sharded tensors
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for one in gradients:
-            assert isinstance(one, DTensor)
-            local = one.to_local()
-            local.mul_(factor.to(local.device))
+    def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
+        total = sum_of_squares(local_parts(gradients)).to(self._device)
+        dist.all_reduce(total, group=self._meshes.main.get_group("dp_shard"))
+        return float(total)
 
     def full_state(self) -> dict[str, Tensor]:
         for module in self._sharded:
