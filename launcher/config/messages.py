@@ -89,7 +89,7 @@ def _not_an_override(error: OverrideParseException) -> LauncherError:
     key, equals, value = str(error.override).partition("=")
     if key and value:  # characters that mean something to Hydra's grammar
         quoted = value.replace("'", "").replace('"', "")
-        text += f"\n  a text with other characters than letters is put in quotes: '{key}{equals}\"{quoted}\"'"
+        text += f"\n  a text with characters beyond a to z is put in quotes: '{key}{equals}\"{quoted}\"'"
     return LauncherError(text)
 
 
