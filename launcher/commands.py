@@ -65,7 +65,7 @@ def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
     parser.prog = f"launcher {command}"
     parser.allow_abbrev = False
     parser.error = _refuse_arguments  # type: ignore[method-assign]  # one message instead of the usage
-    options = parser.parse_args(list(argv))
+    options = parser.parse_intermixed_args(list(argv))  # -m and others may stand between overrides
     if options.config_path is not None:
         raise LauncherError(
             "--config-path: the launcher's own conf/ is always there; add your folder with --config-dir"

@@ -112,11 +112,13 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
 
 
 def rank_environment(pythonpath: Sequence[str]) -> dict[str, str]:
-    """This environment, with the user's folders and this package importable."""
+    """This environment, with the user's folders and this package importable, and logs in UTF-8 whatever the terminal's
+    letters are."""
     package = str(Path(__file__).resolve().parents[2])
     rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     folders = list(dict.fromkeys([*pythonpath, *rest, package]))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    own = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONIOENCODING": "utf-8:backslashreplace"}
+    return {**os.environ, **own}
 
 
 def check_against(planned: Facts, seen: Facts) -> None:
