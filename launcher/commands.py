@@ -183,8 +183,9 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
-    if status.get("tracker"):
-        console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
+    for name in ("tracker", "picture"):
+        if status.get(name):
+            console.print(f"{name} {status[name]}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
 
 

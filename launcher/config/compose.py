@@ -140,7 +140,8 @@ def _mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[
     try:
         yield
     except Exception as error:
-        raise explain(error, known_keys, overrides) from error
+        folders = [Path(arguments.config_dir)] if arguments.config_dir is not None else []
+        raise explain(error, known_keys, overrides, [*folders, conf_dir()]) from error
 
 
 def make_importable(arguments: Arguments) -> list[str]:

@@ -1,5 +1,6 @@
 """From what Hydra composed to what the launcher works with: strict, resolved, frozen."""
 
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +22,9 @@ from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
 from launcher.errors import ConfigError, LauncherError, nearest
 
+LARGEST = 3.4028234663852886e38
+"""The largest number in single precision, in which parameters are held."""
+
 _ROOT_KEYS = {*SECTIONS, *OPEN_SECTIONS, "model_weights"}
 _NO_TEXT = (IntegerNode, FloatNode, BooleanNode, EnumNode)
 _PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
@@ -38,6 +42,7 @@ def validate(composed: DictConfig) -> Config:
     config = Config(**values, model_weights=None if weights is None else str(weights))
     _check_targets(config)
     _check_optimizer(config.optimizer)
+    _check_numbers(config)
     return config
 
 
@@ -121,13 +126,33 @@ def _check_targets(config: Config) -> None:
 
 
 def _check_optimizer(optimizer: dict[str, Any]) -> None:
-    lr = optimizer.get("lr")
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < float("inf"):
-        raise ConfigError("optimizer.lr", lr, "must be a finite number of at least 0")
+    numbers = {name: optimizer[name] for name in ("lr", "weight_decay") if name in optimizer}
+    for name, value in ({"lr": None} | numbers).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            problem = "must be a finite number of at least 0"
+            if isinstance(value, int | float) and value > LARGEST:
+                problem += f"; in single precision the largest is {LARGEST:.6g}"
+            hint = f"~optimizer.{name} leaves it to the optimizer" if name in optimizer and name != "lr" else ""
+            raise ConfigError(f"optimizer.{name}", value, problem, hint=hint)
+    for name, value in optimizer.items():
+        if any(isinstance(one, float) and math.isnan(one) for one in (value if isinstance(value, list) else [value])):
+            raise ConfigError(f"optimizer.{name}", value, "must be a number, and nan is none")
     groups = optimizer.get("groups") or []
     if not isinstance(groups, list):
         raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay}")
     optimizer["groups"] = [_group(value, index) for index, value in enumerate(groups)]
+
+
+def _check_numbers(config: Config) -> None:
+    norm, most = config.training.max_grad_norm, config.training.max_skipped_in_a_row
+    if norm is not None and not 0 < norm < float("inf"):
+        raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
+    if most < 1:
+        raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
+    if config.data.workers < 0:
+        raise ConfigError("data.workers", config.data.workers, "must be at least 0")
+    if not 0 <= config.run.seed < 2**63:
+        raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from launcher.observe.plot import draw_loss
 from launcher.observe.progress import follow
 from launcher.observe.records import Tail, latest_updates, read_metrics
 from launcher.observe.status import find_runs, read_run, render_status
-from launcher.observe.text import duration_text, lr_text, rate_text
+from launcher.observe.text import duration_text, lr_text, rate_text, some
 
 PNG_WIDTH = slice(16, 20)
 
@@ -206,6 +206,12 @@ def test_the_bar_starts_and_ends_where_it_should(tmp_path: Path, width: int) -> 
     for part in ("training", "20/20", "100%", "loss 3.21", "128 samples/s", "0:00 left"):
         assert part in last
     assert ("lr 1.0e-3" in last) == (width == 120)
+
+
+def test_of_many_numbers_the_first_are_shown() -> None:
+    assert some([]) == "[]"
+    assert some(list(range(10))) == str(list(range(10)))
+    assert some(list(range(1000))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …] (1000 in all)"
 
 
 def test_numbers_as_people_read_them() -> None:
