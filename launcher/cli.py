@@ -82,12 +82,21 @@ def _dispatch(command: str, rest: list[str]) -> int:
 
     if command == "status":
         parser = argparse.ArgumentParser(
-            prog="launcher status", description="State of a run or of every run below DIR."
+            prog="launcher status",
+            description="State, updates, loss, rate and time left of a run, or of every run below DIR.",
+            epilog="A run's folder stands below runs/, a sweep's below sweeps/: launcher status runs shows them all.",
         )
-        parser.add_argument("dir", metavar="DIR")
+        parser.add_argument(
+            "dir", metavar="DIR", help="the folder of a run, of a sweep, or one that holds such folders"
+        )
         return status(parser.parse_args(rest).dir)
-    parser = argparse.ArgumentParser(prog="launcher export", description="The trained model as one safetensors file.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser = argparse.ArgumentParser(
+        prog="launcher export",
+        description="The trained model as one safetensors file.",
+        epilog="Its keys are those of the plain model: safetensors.torch.load_file reads it, +model_weights=FILE "
+        "starts another run from it.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run that has finished")
     parser.add_argument("--output", help="the file to write; default: RUN_DIR/model.safetensors")
     parsed = parser.parse_args(rest)
     return export(parsed.run_dir, parsed.output)

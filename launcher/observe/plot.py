@@ -52,7 +52,9 @@ def try_to_draw(metrics_path: Path, out_path: Path, **how: Any) -> str | None:
         draw_loss(metrics_path, out_path, **how)
     except Exception as error:
         text = str(error).strip().splitlines()
-        said = text[0] if isinstance(error, StorageError) else f"{out_path}: {type(error).__name__}: {''.join(text[:1])}"
+        said = (
+            text[0] if isinstance(error, StorageError) else f"{out_path}: {type(error).__name__}: {''.join(text[:1])}"
+        )
         print(f"picture: {said}", flush=True)
         return said
     return None

@@ -1,5 +1,6 @@
 """Numbers as people read them; a dash where there is none."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,3 +44,12 @@ def some(numbers: Sequence[Any], most: int = 10) -> str:
     """
     first = ", ".join(str(one) for one in numbers[:most])
     return f"[{first}]" if len(numbers) <= most else f"[{first}, …] ({len(numbers)} in all)"
+
+
+def short_numbers(text: str) -> str:
+    """`text` with each long fraction in it at five digits.
+
+    >>> short_numbers('optimizer.lr=0.00031622776601683794 run.seed=1234567')
+    'optimizer.lr=0.00031623 run.seed=1234567'
+    """
+    return re.sub(r"\d+\.\d{6,}(e[+-]?\d+)?", lambda found: f"{float(found[0]):.5g}", text)

@@ -90,6 +90,11 @@ def test_d08_the_first_failing_rank_is_shown_once_and_the_others_end(
     assert shown.count(said) == 1
     assert "rank 1" in shown
     assert "rank_1.log" in shown
+    if how == "raise":
+        assert "frames of the launcher and torch: see the log" in shown
+        assert "faults.py" in shown
+        assert "launcher/train/run.py" not in shown
+        assert "launcher/train/run.py" in (done.run / "logs" / "rank_1.log").read_text(encoding="utf-8")
     status = done.json("status.json")
     assert (status["state"], status["exit_code"], status["error"]["rank"]) == ("failed", code, 1)
     assert [line["update"] for line in done.metrics()] == [1]  # what was done is there

@@ -290,6 +290,23 @@ def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
     assert "torn: " in text
 
 
+def test_the_table_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    for name in ("a-name-of-a-run-that-is-rather-long_2026-11-29_17-33-30-b2b41e", "b[x]"):
+        make_run(tmp_path / "sweep" / name, update=100)
+        add(tmp_path / "sweep" / name, train(100, loss=0.0012345678, seconds=0.001))
+    out = io.StringIO()
+    render_status(tmp_path / "sweep", Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["run", "state", "update", "loss", "rate", "left", "heartbeat"]
+    for text in ("running", "100/100", "0.001235", "64,000 samples/s", "0:00 ago", "b[x]"):
+        assert text in out.getvalue()
+    folded = "".join(line[: lines[0].index("state")].strip() for line in lines[1:])
+    assert folded == "a-name-of-a-run-that-is-rather-long_2026-11-29_17-33-30-b2b41eb[x]"
+    make_run(tmp_path / "sweep" / "c", attempt=1)
+    assert "attempt" in rendered(tmp_path / "sweep")
+
+
 def test_a_folder_without_a_run_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="no such folder"):
         rendered(tmp_path / "nowhere")
