@@ -3,9 +3,7 @@
 import re
 from pathlib import Path
 
-import launcher
-
-_OURS = re.compile(re.escape(str(Path(launcher.__file__).parent)) + r"/|/(site|dist)-packages/torch/")
+_OURS = re.compile(re.escape(str(Path(__file__).resolve().parents[1])) + r"/|/(site|dist)-packages/torch/")
 _FRAME = re.compile(r'  File "(.*?)", line \d+')
 _START = "Traceback (most recent call last):"
 

@@ -46,7 +46,8 @@ def test_a_row_for_each_run_and_nothing_written(command, asked):
     assert [len(texts) for texts in asked] == [6]  # asked together
 
 
-def test_a_long_number_is_short_in_the_table_alone(command):
+def test_a_long_number_is_short_in_the_table_alone(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     argv = ("optimizer.lr=1", "optimizer.lr=0.00031622776601683794,0.1")
     said = command("plan", "-m", *CPU, *argv)
     rows = [line.split() for line in said.out.splitlines() if "optimizer.lr=" in line]
