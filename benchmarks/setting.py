@@ -14,8 +14,9 @@ import torch.multiprocessing as mp
 
 from launcher.config.choices import Device
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
+from launcher.config.freeze import freeze
 from launcher.config.schema import Config
-from launcher.config.validate import freeze, parse, validate
+from launcher.config.validate import parse, validate
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir

@@ -1,11 +1,12 @@
 """The commands. Each imports what it needs when it is called, so that help is quick and needs no torch."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from launcher import __version__
+from launcher import __version__, output
 
 HELP = """\
 launcher COMMAND [hydra flags] [overrides]
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  the commands are {', '.join(COMMANDS)}; see launcher --help", file=sys.stderr)
         return 2
     try:
+        _check_surroundings(rest)
         return _dispatch(command, rest)
     except LauncherError as error:
         print(f"launcher {command}: {error}", file=sys.stderr)
@@ -54,9 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"launcher {command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has left: nothing is wrong
-        sys.stderr.close()
-        return 0
+
+
+def _check_surroundings(rest: Sequence[str]) -> None:
+    """That the current folder is there, and that every argument is text. Raises LauncherError."""
+    from launcher.errors import LauncherError
+
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LauncherError("the current folder has been deleted: go to one that is there") from None
+    for one in rest:
+        try:
+            one.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(one).decode(errors="replace")
+            raise LauncherError(f"{shown}: not UTF-8, at the character shown as \N{REPLACEMENT CHARACTER}") from None
 
 
 def _dispatch(command: str, rest: list[str]) -> int:
@@ -72,18 +87,37 @@ def _dispatch(command: str, rest: list[str]) -> int:
 
     if command == "status":
         parser = argparse.ArgumentParser(
-            prog="launcher status", description="State of a run or of every run below DIR."
+            prog="launcher status",
+            description="State, updates, loss, rate and time left of a run, or of every run below DIR.",
+            epilog="A run's folder stands below runs/, a sweep's below sweeps/: launcher status runs shows them all.",
         )
-        parser.add_argument("dir", metavar="DIR")
+        parser.add_argument(
+            "dir", metavar="DIR", help="the folder of a run, of a sweep, or one that holds such folders"
+        )
         return status(parser.parse_args(rest).dir)
-    parser = argparse.ArgumentParser(prog="launcher export", description="The trained model as one safetensors file.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser = argparse.ArgumentParser(
+        prog="launcher export",
+        description="The trained model as one safetensors file.",
+        epilog="Its keys are those of the plain model: safetensors.torch.load_file reads it, +model_weights=FILE "
+        "starts another run from it.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run that has finished")
     parser.add_argument("--output", help="the file to write; default: RUN_DIR/model.safetensors")
     parsed = parser.parse_args(rest)
     return export(parsed.run_dir, parsed.output)
 
 
 def entry() -> None:
-    """The program: SIGTERM leaves through the same clean-up as an error."""
+    """The program: SIGTERM leaves through the same clean-up as an error, and output that breaks stops nothing."""
+    output.use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    sys.exit(main())
+    stdout = output.guard()
+    # a sweep or a run goes on without its display; of the others the output is all
+    is_all = sys.argv[1:2] != ["train"]
+    try:
+        code = main()
+    except SystemExit as stop:  # of a parser that has printed its help or a refusal
+        if not isinstance(stop.code, int | None):
+            raise
+        code = stop.code or 0
+    sys.exit(output.exit_code(code, stdout, is_all=is_all))

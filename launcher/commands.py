@@ -16,6 +16,7 @@ from rich.console import Console
 
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
 from launcher.errors import ConfigError, LauncherError
+from launcher.observe.failure import for_screen
 from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
 from launcher.prepare import Prepared, draft, folder, settle, short
@@ -23,11 +24,27 @@ from launcher.run_dir import RunDir, State, to_json
 
 RUN_DIR = "hydra.run.dir"
 
+TRAIN_HELP = """\
+launcher train [hydra flags] [overrides]
+
+Composes, plans, starts the ranks and follows the run to its end; with -m a sweep.
+`launcher train --hydra-help` lists Hydra's flags, docs/configuration.md explains every key.
+"""
+PLAN_HELP = """\
+launcher plan [--json] [hydra flags] [overrides]
+
+Prints the plan of a run, with -m one row for each run of a sweep. Nothing is written and no rank starts.
+
+  --json   the plan as JSON, and nothing else on the output
+"""
+
 
 def train(argv: Sequence[str]) -> int:
     """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
     options, arguments = parse_arguments("train", argv)
     with hydra_session(arguments) as hydra:
+        if options.help:
+            print(TRAIN_HELP)
         if _shown_by_hydra(hydra, options, arguments):
             return 0
         composed = _composed(hydra, options, arguments)
@@ -43,6 +60,8 @@ def plan(argv: Sequence[str]) -> int:
     as_json = "--json" in argv
     options, arguments = parse_arguments("plan", [one for one in argv if one != "--json"])
     with hydra_session(arguments) as hydra:
+        if options.help:
+            print(PLAN_HELP)
         if _shown_by_hydra(hydra, options, arguments):
             return 0
         composed = _composed(hydra, options, arguments)
@@ -66,7 +85,7 @@ def parse_arguments(command: str, argv: Sequence[str]) -> tuple[Namespace, Argum
     parser.prog = f"launcher {command}"
     parser.allow_abbrev = False
     parser.error = _refuse_arguments  # type: ignore[method-assign]  # one message instead of the usage
-    options = parser.parse_args(list(argv))
+    options = parser.parse_intermixed_args(list(argv))  # -m and others may stand between overrides
     if options.config_path is not None:
         raise LauncherError(
             "--config-path: the launcher's own conf/ is always there; add your folder with --config-dir"
@@ -184,13 +203,14 @@ def _print_end(run: RunDir, code: int, console: Console) -> None:
         error = status["error"]
         who = "" if error.get("rank") is None else f"rank {error['rank']}: "
         console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
-        console.print(error["reason"], markup=False, highlight=False, soft_wrap=True)
+        console.print(for_screen(error["reason"]), markup=False, highlight=False, soft_wrap=True)
         if error.get("log") and Path(error["log"]).exists():
             console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
     else:
         console.print(f"{status['state']} (exit {code})")
-    if status.get("tracker"):
-        console.print(f"tracker {status['tracker']}", markup=False, highlight=False, soft_wrap=True)
+    for name in ("tracker", "picture"):
+        if status.get(name):
+            console.print(f"{name} {status[name]}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
 
 

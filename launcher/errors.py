@@ -28,10 +28,10 @@ class ConfigError(LauncherError):
 
     def __init__(self, key: str, given: object, problem: str, *, hint: str = "") -> None:
         self.key, self.given, self.problem, self.hint = key, given, problem, hint
-        super().__init__(f"{key}={_shown(given)}: {problem}" + (f"\n  {hint}" if hint else ""))
+        super().__init__(f"{key}={shown(given)}: {problem}" + (f"\n  {hint}" if hint else ""))
 
 
-def _shown(given: object) -> object:
+def shown(given: object) -> object:
     """A value as it is spelt on the command line."""
     if isinstance(given, Enum):
         return given.name

@@ -4,15 +4,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.choices import SubmitKind
+from launcher.config.choices import SubmitKind, WandbMode
 from launcher.config.compose import task_config
+from launcher.config.freeze import freeze
 from launcher.config.schema import Config
-from launcher.config.validate import freeze, parse, unread_keys, validate
+from launcher.config.validate import parse, unread_keys, validate
 from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.plan import Plan, make_plan
@@ -81,7 +83,21 @@ def draft(composed: DictConfig, *keys: str) -> Draft:
     if nowhere is not None:
         raise nowhere
     text = freeze(tasks)
-    return Draft(parse(text), text, [f"{key}: nothing reads this key" for key in unread_keys(tasks)])
+    notes = [f"{key}: nothing reads this key" for key in unread_keys(tasks)]
+    return Draft(parse(text), text, [*notes, *_tracker_notes(text)])
+
+
+def _tracker_notes(text: str) -> list[str]:
+    """Words of the tracker that hold an environment variable, whose value isn't sent."""
+    frozen: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    words = frozen["logging"]["wandb"]
+    if words["mode"] == WandbMode.disabled.name:
+        return []
+    return [
+        f"logging.wandb.{key}: ${{oc.env:…}} is recorded as this reference and not with its value; {name} is"
+        for key, name in (("group", "WANDB_RUN_GROUP"), ("tags", "WANDB_TAGS"))
+        if "${" in str(words[key])
+    ]
 
 
 def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str]) -> Prepared:

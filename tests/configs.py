@@ -1,7 +1,8 @@
 """Configurations for tests, composed as a user's command would be."""
 
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
-from launcher.config.validate import freeze, validate
+from launcher.config.freeze import freeze
+from launcher.config.validate import validate
 
 PLAIN = (
     "data.shuffle=false",

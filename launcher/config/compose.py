@@ -87,9 +87,22 @@ def hydra_session(arguments: Arguments) -> Iterator[Hydra]:
     state = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:
-        yield Hydra.create_main_hydra2(JOB_NAME, search_path)
+        hydra = Hydra.create_main_hydra2(JOB_NAME, search_path)
+        _hide_schemas(hydra)
+        yield hydra
     finally:
         Singleton.set_state(state)
+
+
+def _hide_schemas(hydra: Hydra) -> None:
+    """Leaves schemas out of the choices of a group, as help, completion and glob() see them: they are no choices."""
+    loader: Any = hydra.config_loader
+    all_options = loader.get_group_options
+
+    def options(*which: Any, **more: Any) -> list[str]:
+        return [one for one in all_options(*which, **more) if not one.endswith("_schema")]
+
+    loader.get_group_options = options
 
 
 def compose(hydra: Hydra, arguments: Arguments, *, run_mode: RunMode = RunMode.RUN) -> DictConfig:
@@ -140,7 +153,8 @@ def _mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[
     try:
         yield
     except Exception as error:
-        raise explain(error, known_keys, overrides) from error
+        folders = [Path(arguments.config_dir)] if arguments.config_dir is not None else []
+        raise explain(error, known_keys, overrides, [*folders, conf_dir()]) from error
 
 
 def make_importable(arguments: Arguments) -> list[str]:

@@ -1,16 +1,20 @@
 """What Hydra and OmegaConf say of a user's mistake, as one message: the key, what was given, what is allowed."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+from yaml.reader import ReaderError
 
 from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
@@ -56,14 +60,18 @@ def words(kind: Any) -> str:
     return names.get(kind, "")
 
 
-def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -> LauncherError:
-    """The message for what composing raised.
+def explain(
+    error: Exception, known_keys: KnownKeys, overrides: Sequence[str], folders: Sequence[Path] = ()
+) -> LauncherError:
+    """The message for what composing the files in `folders` raised.
 
     `known_keys` composes again with fewer overrides, to say which keys there are beside a misspelt one. An error that
     is none of Hydra's or OmegaConf's is raised again as it is.
     """
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
+    if isinstance(error, YAMLError | UnicodeDecodeError):
+        return _unreadable(error, folders)
     if isinstance(error, OverrideParseException):
         return _not_an_override(error)
     cause: BaseException = error.__cause__ or error
@@ -81,7 +89,27 @@ def explain(error: Exception, known_keys: KnownKeys, overrides: Sequence[str]) -
         return LauncherError(_plain(str(error)))
     if isinstance(error, ValueError) and "group override" in str(error):
         return LauncherError(f"{error} (the groups are {', '.join(GROUPS)})")
+    if isinstance(error, ValueError | TypeError | OSError) and os.environ.get("HYDRA_FULL_ERROR") != "1":
+        return LauncherError(f"the configuration can't be composed: {_plain(str(error))}")
     raise error
+
+
+def _unreadable(error: YAMLError | UnicodeDecodeError, folders: Sequence[Path]) -> LauncherError:
+    """A file that is no YAML, with the place where it ends to be."""
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        context = f"{error.context}: " if error.context else ""
+        return LauncherError(f"{mark.name}, line {mark.line + 1}: not YAML: {context}{error.problem}")
+    if isinstance(error, ReaderError):
+        before = Path(error.name).read_text(encoding="utf-8", errors="replace")[: error.position]
+        return LauncherError(f"{error.name}, line {before.count(chr(10)) + 1}: not YAML: {error.reason}")
+    for path in (one for folder in folders for one in sorted(folder.rglob("*.yaml")) if one.is_file()):
+        content = path.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as wrong:  # composing doesn't say in which file
+            line = content[: wrong.start].count(b"\n") + 1
+            return LauncherError(f"{path}, line {line}: not UTF-8: the byte 0x{content[wrong.start]:02x}")
+    return LauncherError(f"a file of the configuration can't be read: {error}")
 
 
 def _not_an_override(error: OverrideParseException) -> LauncherError:
@@ -89,14 +117,16 @@ def _not_an_override(error: OverrideParseException) -> LauncherError:
     key, equals, value = str(error.override).partition("=")
     if key and value:  # characters that mean something to Hydra's grammar
         quoted = value.replace("'", "").replace('"', "")
-        text += f"\n  a text with other characters than letters is put in quotes: '{key}{equals}\"{quoted}\"'"
+        text += f"\n  a text with characters beyond a to z is put in quotes: '{key}{equals}\"{quoted}\"'"
     return LauncherError(text)
 
 
 def _plain(text: str) -> str:
     """Hydra's words without its search path and links."""
     lines = [line.strip() for line in text.split("Config search path:")[0].splitlines()]
-    return "\n  ".join(line for line in lines if line and "https://" not in line and not line.endswith("_schema"))
+    noise = ("full_key:", "object_type=")
+    kept = [line for line in lines if line and "https://" not in line and not line.startswith(noise)]
+    return "\n  ".join(line for line in kept if not line.endswith("_schema"))
 
 
 def _missing_choice(error: MissingConfigException) -> LauncherError:

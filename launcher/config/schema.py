@@ -235,13 +235,15 @@ class WandbConfig:
     mode: WandbMode = WandbMode.disabled
     """disabled; offline: recorded in the run's folder, for `wandb sync`; online: sent too. WANDB_MODE has no say."""
     project: str | None = None
-    """null: WANDB_PROJECT, else wandb's own default."""
+    """null: WANDB_PROJECT, else wandb's own default. An environment variable in it is resolved: it is an address."""
     entity: str | None = None
-    """The user or team; null: WANDB_ENTITY, else the user who is logged in."""
+    """The user or team; null: WANDB_ENTITY, else the user who is logged in. Resolved, as the project is."""
     group: str | None = None
-    """Runs of one group are shown together; null: WANDB_RUN_GROUP, else none."""
+    """Runs of one group are shown together; null: WANDB_RUN_GROUP, else none. `${oc.env:…}` stays a reference here, as
+    in every file of a run: set WANDB_RUN_GROUP for its value."""
     tags: list[str] = field(default_factory=list)
-    """Words to find the run by; none: WANDB_TAGS."""
+    """Words to find the run by; none: WANDB_TAGS. `${oc.env:…}` stays a reference here, as in every file of a run: set
+    WANDB_TAGS for its value."""
 
 
 @dataclass

@@ -1,30 +1,29 @@
 """From what Hydra composed to what the launcher works with: strict, resolved, frozen."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import (
     BooleanNode,
-    Container,
     DictConfig,
     EnumNode,
     FloatNode,
     IntegerNode,
-    ListConfig,
     Node,
     OmegaConf,
 )
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
-from omegaconf.resolvers import oc
 
 from launcher.config.compose import register
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
 from launcher.errors import ConfigError, LauncherError, nearest
+
+LARGEST = 3.4028234663852886e38
+"""The largest number in single precision, in which parameters are held."""
 
 _ROOT_KEYS = {*SECTIONS, *OPEN_SECTIONS, "model_weights"}
 _NO_TEXT = (IntegerNode, FloatNode, BooleanNode, EnumNode)
@@ -43,6 +42,7 @@ def validate(composed: DictConfig) -> Config:
     config = Config(**values, model_weights=None if weights is None else str(weights))
     _check_targets(config)
     _check_optimizer(config.optimizer)
+    _check_numbers(config)
     return config
 
 
@@ -126,13 +126,33 @@ def _check_targets(config: Config) -> None:
 
 
 def _check_optimizer(optimizer: dict[str, Any]) -> None:
-    lr = optimizer.get("lr")
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < float("inf"):
-        raise ConfigError("optimizer.lr", lr, "must be a finite number of at least 0")
+    numbers = {name: optimizer[name] for name in ("lr", "weight_decay") if name in optimizer}
+    for name, value in ({"lr": None} | numbers).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            problem = "must be a finite number of at least 0"
+            if isinstance(value, int | float) and value > LARGEST:
+                problem += f"; in single precision the largest is {LARGEST:.6g}"
+            hint = f"~optimizer.{name} leaves it to the optimizer" if name in optimizer and name != "lr" else ""
+            raise ConfigError(f"optimizer.{name}", value, problem, hint=hint)
+    for name, value in optimizer.items():
+        if any(isinstance(one, float) and math.isnan(one) for one in (value if isinstance(value, list) else [value])):
+            raise ConfigError(f"optimizer.{name}", value, "must be a number, and nan is none")
     groups = optimizer.get("groups") or []
     if not isinstance(groups, list):
         raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay}")
     optimizer["groups"] = [_group(value, index) for index, value in enumerate(groups)]
+
+
+def _check_numbers(config: Config) -> None:
+    norm, most = config.training.max_grad_norm, config.training.max_skipped_in_a_row
+    if norm is not None and not 0 < norm < float("inf"):
+        raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
+    if most < 1:
+        raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
+    if config.data.workers < 0:
+        raise ConfigError("data.workers", config.data.workers, "must be at least 0")
+    if not 0 <= config.run.seed < 2**63:
+        raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:
@@ -154,90 +174,6 @@ def _group(value: Any, index: int) -> dict[str, Any]:
         except re.error as error:
             raise ConfigError(f"{key}.match", container["match"], f"not a regular expression: {error}") from error
     return container
-
-
-def freeze(composed: DictConfig) -> str:
-    """The YAML of config.yaml: every interpolation resolved but ``${oc.env:…}``, relative paths made absolute.
-
-    An environment variable stays a reference, also where another key refers to it, so that no secret reaches a file;
-    only where a typed key of the schema needs a number or a choice does its value stand.
-    """
-    open_nodes = dict(_interpolations(composed))
-    typed = [key for key, node in open_nodes.items() if isinstance(node, _NO_TEXT)]
-    frozen = OmegaConf.create(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False)))
-    for key in typed:
-        OmegaConf.update(frozen, key, OmegaConf.select(composed, key), merge=False)
-    with _environment_kept_open():
-        for key in [one for one in open_nodes if one not in typed]:
-            value = OmegaConf.select(frozen, key)
-            if isinstance(value, DictConfig | ListConfig):
-                value = OmegaConf.to_container(value, resolve=True)
-            OmegaConf.update(frozen, key, value, merge=False)
-    for section in ("model", "task", "data", "model_weights"):
-        if section in frozen:
-            _absolute_paths(frozen, section)
-    return OmegaConf.to_yaml(frozen, resolve=False)
-
-
-@contextmanager
-def _environment_kept_open() -> Iterator[None]:
-    """While inside, environment variables resolve to their own references, and what decodes one stays around it."""
-
-    def decode(text: str | None, _parent_: Container, _node_: Node) -> Any:
-        if text is not None and "${oc.env:" in text:
-            return "${oc.decode:" + text + "}"
-        return oc.decode(text, _parent_, _node_)
-
-    register = OmegaConf.register_new_resolver
-    register("oc.env", lambda *values: "${oc.env:" + ",".join(map(_argument, values)) + "}", replace=True)
-    register("oc.decode", decode, replace=True)
-    try:
-        yield
-    finally:
-        register("oc.env", oc.env, replace=True)
-        register("oc.decode", oc.decode, replace=True)
-
-
-def _argument(value: Any) -> str:
-    """A resolver's argument as it is written in an interpolation."""
-    if value is None:
-        return "null"
-    text = str(value)
-    return text if "${" in text or re.fullmatch(r"[\w.]+", text) else "'" + text.replace("'", "\\'") + "'"
-
-
-def _interpolations(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    """The nodes below `node` that are interpolations, by their dotted keys."""
-    names: Iterable[Any] = range(len(node)) if isinstance(node, ListConfig) else list(node)
-    for name in names:
-        child = node._get_node(name)
-        key = f"{prefix}[{name}]" if isinstance(node, ListConfig) else f"{prefix}.{name}" if prefix else str(name)
-        if not isinstance(child, Node):
-            continue
-        if child._is_interpolation():
-            yield key, child
-        elif isinstance(child, DictConfig | ListConfig) and not child._is_none() and not child._is_missing():
-            yield from _interpolations(child, key)
-
-
-def _absolute_paths(parent: Any, name: Any) -> None:
-    child = parent._get_node(name)
-    if isinstance(child, DictConfig | ListConfig):
-        if child._is_none() or child._is_missing():
-            return
-        for key in range(len(child)) if isinstance(child, ListConfig) else list(child):
-            _absolute_paths(child, key)
-        return
-    value = child._value() if child is not None else None
-    names_a_path = isinstance(name, str) and (_PATH_NAMES.search(name) or name == "model_weights")
-    if (
-        names_a_path
-        and isinstance(value, str)
-        and "${" not in value
-        and "://" not in value
-        and not Path(value).is_absolute()
-    ):
-        parent[name] = str(Path(value).expanduser().absolute())
 
 
 def parse(text: str) -> Config:

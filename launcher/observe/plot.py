@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import StorageError
 from launcher.observe.records import read_metrics
 from launcher.run_dir import writing
 
@@ -43,6 +44,20 @@ def draw_loss(
     content = io.BytesIO()
     figure.savefig(content, format="png")
     _write(out_path, content.getvalue())
+
+
+def try_to_draw(metrics_path: Path, out_path: Path, **how: Any) -> str | None:
+    """`draw_loss`, which no run may fail by. Returns what went wrong, or None."""
+    try:
+        draw_loss(metrics_path, out_path, **how)
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        said = (
+            text[0] if isinstance(error, StorageError) else f"{out_path}: {type(error).__name__}: {''.join(text[:1])}"
+        )
+        print(f"picture: {said}", flush=True)
+        return said
+    return None
 
 
 def _points(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from launcher.errors import LauncherError
@@ -140,12 +141,7 @@ def render_status(folder: Path, console: Console) -> None:
         LauncherError: there is no run.
     """
     paths = find_runs(folder)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", no_wrap=True)
-    table.add_column("state")
-    for name in ("update", "loss", "rate", "left", "attempt", "heartbeat"):
-        table.add_column(name, justify="right")
-    problems = []
+    rows, problems, was_restarted = [], [], False
     for path in paths:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
@@ -153,14 +149,27 @@ def render_status(folder: Path, console: Console) -> None:
         except LauncherError as error:
             if path == folder:
                 raise
-            table.add_row(name, "[red]unreadable[/red]")
+            rows.append([escape(name), "[red]unreadable[/red]"])
             problems.append(f"{name}: {error}")
             continue
-        table.add_row(*_row(name, status))
+        rows.append(_row(name, status))
+        was_restarted |= status.attempt > 0
         problems += [f"{name}: {problem}" for problem in _problems(status, whole=len(paths) == 1)]
-    console.print(table)
+    console.print(_table(rows, with_attempt=was_restarted))
     for problem in problems:
         console.print(problem, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(rows: list[list[str]], *, with_attempt: bool) -> Table:
+    """A table of rows that `_row` made. Attempts are shown where there is more than one: 80 columns are few."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold", min_width=8)
+    names = ["state", "update", "loss", "rate", "left", "heartbeat", *(["attempt"] if with_attempt else [])]
+    for name in names:
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row[: len(names) + 1])
+    return table
 
 
 def _row(name: str, status: RunStatus) -> list[str]:
@@ -168,14 +177,14 @@ def _row(name: str, status: RunStatus) -> list[str]:
     total = "" if status.num_updates is None else f"/{status.num_updates}"
     age = "-" if status.heartbeat_age is None else f"{duration_text(status.heartbeat_age)} ago"
     return [
-        name.replace("[", r"\["),
+        escape(name),
         f"[{colour}]{status.state.value}[/{colour}]",
         f"{status.update}{total}",
         "-" if status.loss is None else loss_text(status.loss),
         rate_text(status.samples_per_s),
         duration_text(status.seconds_left),
-        str(status.attempt),
         age,
+        str(status.attempt),
     ]
 
 

@@ -1,5 +1,9 @@
 """Numbers as people read them; a dash where there is none."""
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
 
 def duration_text(seconds: float | None) -> str:
     """``2:10``, ``1:02:03``, ``3 days 1:02:03``."""
@@ -30,3 +34,22 @@ def rate_text(samples_per_s: float | None) -> str:
     if samples_per_s is None:
         return "-"
     return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.2g} samples/s"
+
+
+def some(numbers: Sequence[Any], most: int = 10) -> str:
+    """The first of many numbers, and how many there are.
+
+    >>> some([4, 2]), some(range(64), most=3)
+    ('[4, 2]', '[0, 1, 2, …] (64 in all)')
+    """
+    first = ", ".join(str(one) for one in numbers[:most])
+    return f"[{first}]" if len(numbers) <= most else f"[{first}, …] ({len(numbers)} in all)"
+
+
+def short_numbers(text: str) -> str:
+    """`text` with each long fraction in it at five digits.
+
+    >>> short_numbers('optimizer.lr=0.00031622776601683794 run.seed=1234567')
+    'optimizer.lr=0.00031623 run.seed=1234567'
+    """
+    return re.sub(r"\d+\.\d{6,}(e[+-]?\d+)?", lambda found: f"{float(found[0]):.5g}", text)

@@ -1,7 +1,8 @@
 """wandb, in a process of its own that reads the run's files: it can neither slow the training down nor stop it.
 
 Rank 0 starts the process and tells it when the run is finished. Everything it sends stands in metrics.jsonl, plan.json
-and config.yaml, where ``${oc.env:…}`` is still a reference, so no secret goes with it.
+and config.yaml, where ``${oc.env:…}`` is still a reference, so no secret goes with it. Where to send it, project and
+entity, is resolved.
 """
 
 import os
@@ -127,16 +128,17 @@ class _Follower:
         resumes = "id" in self._said
         self._said = {"id": self._said.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)}
         self._write()
-        given = config.logging.wandb
+        given, sent = config.logging.wandb, attached(self._run)
+        words = sent["logging"]["wandb"]  # where a reference to an environment variable is still one
         common: dict[str, Any] = {
             "dir": str(self._run.path),
             "id": self._said["id"],
-            "name": os.environ.get("WANDB_NAME") or f"{config.run.name} {self._run.path.name}",
+            "name": os.environ.get("WANDB_NAME") or f"{sent['run']['name']} {self._run.path.name}",
             "project": given.project,
             "entity": given.entity,
-            "group": given.group,
-            "tags": given.tags or None,
-            "config": attached(self._run),
+            "group": words["group"],
+            "tags": words["tags"] or None,
+            "config": sent,
             # a repository's address and unsaved changes may hold secrets
             "settings": wandb.Settings(init_timeout=INIT_SECONDS, silent=True, console="off", disable_git=True),
         }

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,19 +105,22 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
         answer.seek(0)
         text = answer.read().decode()
     if not text:
-        raise LauncherError(
-            f"asking the model and the data ended with {done.returncode} and no answer:\n{done.stdout[-4000:]}"
-        )
-    said = json.loads(text)
-    return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in said]
+        code = done.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code} and no answer"
+        said = f":\n{done.stdout[-4000:].rstrip()}" if done.stdout.strip() else ""
+        raise LauncherError(f"asking the model and the data {how}{said}")
+    answers = json.loads(text)
+    return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in answers]
 
 
 def rank_environment(pythonpath: Sequence[str]) -> dict[str, str]:
-    """This environment, with the user's folders and this package importable."""
+    """This environment, with the user's folders and this package importable, and logs in UTF-8 whatever the terminal's
+    letters are."""
     package = str(Path(__file__).resolve().parents[2])
     rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     folders = list(dict.fromkeys([*pythonpath, *rest, package]))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    own = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONIOENCODING": "utf-8:backslashreplace"}
+    return {**os.environ, **own}
 
 
 def check_against(planned: Facts, seen: Facts) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.config.choices import DecayRule
 from launcher.config.schema import Config
+from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.division import divide
@@ -127,9 +128,10 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     windows = windows_of(config, facts, batch)
     scaled = _scaled(config, batch.global_batch_size)
-    _check_training(config)
     strategy = settle_strategy(config, mesh, batch.gradient_accumulation_steps, facts)
     timing = _timing(config, facts, windows, peak=scaled.lr)
+    groups = param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size)
+    _check_rates(config, scaled.lr, groups)
     notes = [
         *world.notes,
         *division.notes(),
@@ -154,9 +156,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         lr=scaled.lr,
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
-        param_groups=param_groups(
-            config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size
-        ),
+        param_groups=groups,
         stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
         memory=None,
         **strategy.fields(),
@@ -218,17 +218,15 @@ def _every(clock: Clock, value: Any, key: str) -> int | None:
     return None if value is None else max(1, clock.updates(Duration.parse(value, key), key))
 
 
-def _check_training(config: Config) -> None:
-    norm = config.training.max_grad_norm
-    if norm is not None and not 0 < norm < float("inf"):
-        raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
-    if config.training.max_skipped_in_a_row < 1:
-        given = config.training.max_skipped_in_a_row
-        raise ConfigError("training.max_skipped_in_a_row", given, "must be at least 1")
-    if config.data.workers < 0:
-        raise ConfigError("data.workers", config.data.workers, "must be at least 0")
-    if not 0 <= config.run.seed < 2**63:
-        raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
+def _check_rates(config: Config, lr: float, groups: list[dict[str, Any]]) -> None:
+    """That no rate becomes infinite in the parameters' own precision."""
+    given = config.optimizer["lr"]
+    if lr > LARGEST:
+        raise ConfigError("optimizer.lr", given, f"scaling.rule={config.scaling.rule.name} makes it {lr:g}: infinite")
+    for index, group in enumerate(groups[:-1]):
+        if group["lr"] > LARGEST:
+            problem = f"makes the group's rate {group['lr']:g}: infinite in single precision"
+            raise ConfigError(f"optimizer.groups[{index}].lr_scale", group["lr_scale"], problem)
 
 
 def param_groups(

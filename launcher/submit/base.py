@@ -46,7 +46,8 @@ def node_argv(run_dir: Path) -> list[str]:
 
 def node_environment(plan: Plan) -> dict[str, str]:
     """What a node's ranks need in their environment: this package importable, and cores shared out among them."""
-    environment = {"PYTHONPATH": rank_environment(plan.pythonpath)["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
+    environment = {name: rank_environment(plan.pythonpath)[name] for name in ("PYTHONPATH", "PYTHONIOENCODING")}
+    environment["PYTHONUNBUFFERED"] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
         environment["OMP_NUM_THREADS"] = str(max(1, available_cores() // plan.ranks_per_node))
     return environment

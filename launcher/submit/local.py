@@ -63,12 +63,19 @@ def _outcome(run: RunDir, code: int, log: Path, stopped_by: int | None) -> int:
     if stopped_by is not None:  # before the agent could take the signal
         record(run, state=State.cancelled, exit_code=128 + stopped_by)
         return 128 + stopped_by
+    if not run.plan.is_file():
+        record(run, state=State.failed, exit_code=Exit.RANK_FAILED, error={"rank": None, "reason": _gone(run)})
+        return Exit.RANK_FAILED
     # the agent itself was ended, or failed before it could say why
     code = 128 - code if code < 0 else code if code > 1 else int(Exit.RANK_FAILED)
     tail = "\n".join(_text(log).strip().splitlines()[-20:])
     reason = f"the agent ended with {code}" + (f":\n{tail}" if tail else "")
     record(run, state=State.failed, exit_code=code, error={"rank": None, "reason": reason})
     return code
+
+
+def _gone(run: RunDir) -> str:
+    return f"{run.path}: the run's folder has vanished"
 
 
 def _text(path: Path) -> str:

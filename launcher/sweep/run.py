@@ -72,7 +72,8 @@ class Sweep:
 
     def _fixed_keys(self) -> set[str]:
         parsed = OverridesParser.create().parse_overrides(list(self._master.hydra.overrides.task))
-        return {one.get_key_element() for one in parsed if not one.is_sweep_override()}
+        swept = {one.get_key_element() for one in parsed if one.is_sweep_override()}
+        return {one.get_key_element() for one in parsed} - swept
 
     def _plan_batch(self, batch: Sequence[Sequence[str]]) -> list[Member]:
         def is_fixed(override: str) -> bool:

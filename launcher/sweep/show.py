@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.observe.text import loss_text
+from launcher.observe.text import loss_text, short_numbers
 from launcher.prepare import short
 from launcher.run_dir import State
 from launcher.sweep.members import Member
@@ -43,7 +43,7 @@ def print_plans(members: Sequence[Member], folder: Path, console: Console, *, wh
 
 def _table(title: str, members: Sequence[Member]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
-    longest = max((len(one) for member in members for one in member.overrides), default=0)
+    longest = max((len(short_numbers(one)) for member in members for one in member.overrides), default=0)
     table.add_column("num", justify="right")
     table.add_column("overrides", overflow="fold", min_width=min(longest, WIDEST))
     return table
@@ -55,10 +55,10 @@ def _row(member: Member, folder: Path) -> list[str]:
     below = member.where.is_relative_to(folder)
     return [
         str(member.num),
-        escape("\n".join(member.overrides)),
+        escape(short_numbers("\n".join(member.overrides))),
         str(plan.global_batch_size),
         f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x {plan.data_parallel_degree}",
-        f"{plan.lr:g}",
+        f"{plan.lr:.5g}",
         "-" if plan.warmup_updates is None else str(plan.warmup_updates),
         "-" if plan.num_updates is None else str(plan.num_updates),
         escape(str(member.where.relative_to(folder)) if below else short(member.where)),
@@ -92,7 +92,7 @@ def print_summary(members: Sequence[Member], folder: Path, console: Console) -> 
         colour = _COLOURS.get(member.state, "cyan")
         loss = "-" if member.metric is None else loss_text(member.metric)
         state = f"[{colour}]{member.state.value}[/{colour}]"
-        table.add_row(str(member.num), escape("\n".join(member.overrides)), state, loss)
+        table.add_row(str(member.num), escape(short_numbers("\n".join(member.overrides))), state, loss)
     console.print(table)
     for member in members:
         if member.has_failed:

@@ -1,6 +1,7 @@
 """Objects from their dotted paths: checked against the signature first, so that a typo is one line and no traceback."""
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from launcher.errors import ConfigError, LauncherError, nearest
+from launcher.errors import ConfigError, LauncherError, nearest, shown
 
 
 def build(spec: Mapping[str, Any], key: str, **extra: Any) -> Any:
@@ -27,27 +28,65 @@ def build(spec: Mapping[str, Any], key: str, **extra: Any) -> Any:
     try:
         made = instantiate(OmegaConf.create(dict(spec)), _convert_="all", **({"_partial_": True} if extra else {}))
         return made(**extra) if extra else made
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):
             raise cause from None
         if isinstance(cause, LauncherError):
             raise type(cause)(f"{key}: {cause}") from None
-        where = traceback.extract_tb(cause.__traceback__)[-1]
-        text = f"{spec['_target_']} raised {type(cause).__name__}: {cause}"
-        raise LauncherError(f"{key}: {text}\n  at {where.filename}:{where.lineno}") from cause
+        raise _refused(key, str(spec["_target_"]), _blamed(target, arguments, cause), cause) from cause
+
+
+def raised(error: BaseException) -> str:
+    """What user code raised, in words: ``raised ValueError: broken``, ``called sys.exit(1)``."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r})"
+    return f"raised {type(error).__name__}: {error}"
+
+
+def _refused(key: str, path: str, blamed: Mapping[str, Any], cause: BaseException) -> LauncherError:
+    where = traceback.extract_tb(cause.__traceback__)[-1]
+    text, at = f"{path} {raised(cause)}", f"at {where.filename}:{where.lineno}"
+    if len(blamed) == 1:
+        ((name, value),) = blamed.items()
+        return ConfigError(f"{key}.{name}", value, text, hint=at)
+    given = ", ".join(f"{key}.{name}={shown(value)}" for name, value in blamed.items())
+    return LauncherError(f"{key}: {text}{f' (given: {given})' if given else ''}\n  {at}")
+
+
+def _blamed(target: Callable[..., Any], arguments: Mapping[str, Any], cause: BaseException) -> dict[str, Any]:
+    """The arguments that an error is about: those it names, else those of another kind than their default."""
+    words = {word.rstrip("s") for word in re.findall(r"\w+", str(cause).lower())}
+    named = {name: value for name, value in arguments.items() if name.lower().rstrip("s") in words}
+    if named or not isinstance(cause, TypeError):
+        return named
+    try:
+        defaults = {name: one.default for name, one in inspect.signature(target).parameters.items()}
+    except (TypeError, ValueError):
+        return {}
+    return {name: value for name, value in arguments.items() if _kind(defaults.get(name)) not in (None, _kind(value))}
+
+
+def _kind(value: Any) -> type | None:
+    """The kind of a number, a list or a text; None for what may stand for anything."""
+    kinds = {bool: bool, int: float, float: float, list: list, tuple: list, str: str}
+    return next((kind for one, kind in kinds.items() if isinstance(value, one)), None)
 
 
 def locate(path: str, key: str) -> Any:
     """The class or function at a dotted path. Raises ConfigError where there is none."""
     try:
         target = get_object(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = error.__cause__ or error
         module, _, name = path.rpartition(".")
         hint = nearest(name, vars(sys.modules[module])) if module in sys.modules else ""
         hint = hint or "the folder where the command was given and --config-dir are importable"
-        raise ConfigError(key, path, f"can't be imported: {cause}", hint=hint) from error
+        if isinstance(cause, ImportError | AttributeError | SyntaxError):
+            raise ConfigError(key, path, f"can't be imported: {cause}", hint=hint) from error
+        where = traceback.extract_tb(cause.__traceback__)[-1]
+        at = f"at {where.filename}:{where.lineno}"
+        raise ConfigError(key, path, f"can't be imported: its module {raised(cause)}", hint=at) from error
     if not callable(target):
         raise ConfigError(key, path, f"is a {type(target).__name__}, not a class or a function")
     return target

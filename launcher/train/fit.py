@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from launcher.errors import NonFiniteError
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
+from launcher.observe.text import some
 from launcher.plan.schedule import LearningRate
 from launcher.run_dir import RunDir, State
 from launcher.train.buffers import Buffers, restore_buffers
@@ -121,12 +122,14 @@ class Fit:
             return
         self.progress.skipped_in_a_row += 1
         what = f"loss {loss:g}, gradient norm {step.grad_norm:g}"
-        self.reporter.say(f"update {window.update}: skipped, not finite ({what}); samples {window.indices.tolist()}")
+        self.reporter.say(
+            f"update {window.update}: skipped, not finite ({what}); samples {some(window.indices.tolist())}"
+        )
         if self.progress.skipped_in_a_row >= self.policy.max_skipped_in_a_row:
             self.reporter.flush()
             raise NonFiniteError(
                 f"update {window.update}: {self.progress.skipped_in_a_row} updates in a row were not finite ({what}); "
-                f"the last of these windows holds the samples {window.indices.tolist()}"
+                f"the last of these windows holds the samples {some(window.indices.tolist())}"
             )
 
 

@@ -68,4 +68,8 @@ def build_optimizer(
     made = build(spec, "optimizer", params=groups, lr=planned_groups[-1]["lr"])
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer._target_", config["_target_"], "must make a torch.optim.Optimizer")
+    closure = inspect.signature(type(made).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        problem = "its step() needs a closure, which would run a window many times: choose another"
+        raise ConfigError("optimizer._target_", config["_target_"], problem)
     return made

@@ -23,6 +23,7 @@ from launcher.train.deferred import Blueprint, CannotDefer, defer
 from launcher.train.optim import group_parameters
 from launcher.train.parallel.blocks import check_blocks
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
+from launcher.train.reading import sample_length
 
 _MOST_EPOCHS = 100_000
 """Epochs that are walked through for a duration in tokens where each leaves out other samples."""
@@ -59,13 +60,21 @@ def build_data(config: Config) -> tuple[Any, Any | None]:
                 f"{key}._target_", spec["_target_"], "must have __len__ and __getitem__ (a map-style set)"
             )
         lengths = getattr(made, "lengths", None)
-        if lengths is not None and not (isinstance(lengths, Sized) and len(lengths) == len(made)):
-            problem = f"its lengths must hold one number for each of its {len(made)} samples"
-            raise ConfigError(f"{key}._target_", spec["_target_"], problem)
+        if lengths is not None:
+            _check_lengths(lengths, len(made), f"{key}._target_", spec["_target_"])
         if len(made) == 0:
             raise DataError(f"{key}: the data set is empty ({spec['_target_']})")
         sets.append(made)
     return sets[0], sets[1]
+
+
+def _check_lengths(lengths: Any, samples: int, key: str, target: str) -> None:
+    if not (isinstance(lengths, Sized) and len(lengths) == samples):
+        raise ConfigError(key, target, f"its lengths must hold one number for each of its {samples} samples")
+    numbers = np.asarray(lengths)
+    if samples and (not np.issubdtype(numbers.dtype, np.integer) or numbers.min() < 0):
+        wrong = numbers.min() if np.issubdtype(numbers.dtype, np.integer) else numbers.dtype
+        raise ConfigError(key, target, f"its lengths must be whole numbers of at least 0, not {wrong}")
 
 
 def build_task(config: Config) -> Any:
@@ -206,6 +215,7 @@ def sample_lengths(task: Any, data: Any, seed: int) -> np.ndarray:
 
     Raises:
         ConfigError: the task can't tell lengths.
+        DataError: one of them is no length.
     """
     if not callable(getattr(task, "length", None)):
         raise ConfigError("training.duration", "tokens", "the task has no length(sample), so tokens can't be counted")
@@ -213,7 +223,7 @@ def sample_lengths(task: Any, data: Any, seed: int) -> np.ndarray:
     def read() -> Iterator[int]:
         for index in range(len(data)):
             seed_sample(seed, 0, index)
-            yield task.length(data[index])
+            yield sample_length(task, data[index])
 
     return np.fromiter(read(), dtype=np.int64, count=len(data))
 

@@ -15,6 +15,7 @@ from launcher.config.validate import parse
 from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
 from launcher.process import end_with_parent
+from launcher.train.build import raised
 from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, sketch_model
 
@@ -56,9 +57,9 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
         build_optimizer(parts.model, config.optimizer, groups)
     except LauncherError as error:
         return {"refused": str(error)}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return {"refused": f"{type(error).__name__}: {error}\n  at {last.filename}:{last.lineno}"}
+        return {"refused": f"the model, the task or the data {raised(error)}\n  at {last.filename}:{last.lineno}"}
     return {"facts": asdict(facts)}
 
 

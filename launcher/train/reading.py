@@ -1,5 +1,6 @@
 """Reading samples and collating them, in this process or in loader workers."""
 
+import operator
 import os
 import signal
 import tempfile
@@ -88,7 +89,7 @@ class Collate:
         num_real = sum(item.is_real for _, item in read)
         batch = collate(self.task, samples)
         counts = callable(getattr(self.task, "length", None))
-        tokens = sum(int(self.task.length(sample)) for sample in samples[:num_real]) if counts else None
+        tokens = sum(sample_length(self.task, sample) for sample in samples[:num_real]) if counts else None
         weight = float(row_weights(self.task, batch)[:num_real].sum())
         return Read(batch, num_real, weight, tokens)
 
@@ -98,6 +99,18 @@ def start_worker(_number: int) -> None:
     end_with_parent(signal.SIGKILL)  # torch itself looks after its parent every 5 seconds
     # a worker makes a folder for the sockets by which it hands tensors over, and one that is killed can't remove it
     tempfile.tempdir = os.environ.get(SCRATCH, tempfile.tempdir)
+
+
+def sample_length(task: Any, sample: Any) -> int:
+    """The length of a sample as the task counts it. Raises DataError where that is no whole number of at least 0."""
+    given = task.length(sample)
+    try:
+        length = operator.index(given)
+    except TypeError:
+        length = -1
+    if length < 0:
+        raise DataError(f"task.length must give a whole number of at least 0, not {given!r}")
+    return length
 
 
 def collate(task: Any, samples: list[Any]) -> Batch:

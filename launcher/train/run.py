@@ -20,7 +20,7 @@ from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
 from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.errors import StorageError
-from launcher.observe.plot import draw_loss
+from launcher.observe.plot import try_to_draw
 from launcher.observe.tracker import tracking
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
@@ -213,5 +213,6 @@ def finish(
     }
     write_atomic(run.result, to_json(result))
     unit = getattr(parts.task, "loss_unit", "weighted mean")
-    draw_loss(run.metrics, run.loss_png, baseline=baseline, title=config.run.name, unit=unit)
-    run.write_status(state=State.running, update=progress.update, applied=progress.applied)
+    problem = try_to_draw(run.metrics, run.loss_png, baseline=baseline, title=config.run.name, unit=unit)
+    undrawn = {} if problem is None else {"picture": problem}
+    run.write_status(state=State.running, update=progress.update, applied=progress.applied, **undrawn)

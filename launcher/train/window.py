@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
 from launcher.train.randomness import epoch_order
-from launcher.train.reading import Batch, Collate, Item, Read, Samples, start_worker
+from launcher.train.reading import Batch, Collate, Item, Read, Samples, sample_length, start_worker
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Windows:
         told = np.zeros(len(indices))
         self._samples.forget()
         for position in rank_slice(len(indices), self.place.degree, self.place.rank):
-            told[position] = self.task.length(self._samples.keep(epoch, int(indices[position])))
+            told[position] = sample_length(self.task, self._samples.keep(epoch, int(indices[position])))
         return [int(one) for one in self.place.sum(told.tolist())]
 
 

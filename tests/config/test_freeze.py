@@ -10,7 +10,8 @@ from configs import config_text
 from launcher import prepare
 from launcher.config.choices import SubmitKind
 from launcher.config.compose import Arguments, compose, hydra_session, task_config
-from launcher.config.validate import freeze, parse
+from launcher.config.freeze import freeze
+from launcher.config.validate import parse
 from launcher.errors import Exit
 from launcher.submit.local import Local
 
@@ -59,6 +60,77 @@ def test_text_of_the_schema_stays_a_reference():
     text = config_text("run.name=${oc.env:SECRET}")
     assert SECRET not in text
     assert parse(text).run.name == SECRET
+
+
+OPEN = {
+    "a resolver": ("${launcher.path_name:${oc.env:SECRET}}", SECRET),
+    "a resolver of more": ("${launcher.path_name:'it\\'s x/${oc.env:SECRET}'}", f"it_s_x_{SECRET}"),
+    "inside text": ("pre ${launcher.path_name:a/${oc.env:SECRET}} post", f"pre a_{SECRET} post"),
+    "a resolver of a resolver": ("${launcher.path_name:${oc.decode:${oc.env:SECRET}}}", SECRET),
+    "by way of another key": ("${launcher.path_name:${mine.token}}", SECRET),
+    "a list": ("${oc.create:[1,a b,${oc.env:SECRET}]}", [1, "a b", SECRET]),
+    "a dictionary": ("${oc.create:{a:${oc.env:SECRET},b:[x]}}", {"a": SECRET, "b": ["x"]}),
+    "what the variable holds": ("${oc.create:${oc.env:YAML}}", {"a": SECRET}),
+    "a list in a resolver": ("${launcher.path_name:${oc.create:[1,${oc.env:SECRET}]}}", f"1_{SECRET}"),
+    "the name of a variable": ("${oc.env:${oc.env:NAME}}", SECRET),
+    "a default": ("${oc.select:mine.none,x-${oc.env:SECRET}}", f"x-{SECRET}"),
+    "a default with quotes": ("${oc.env:NOT_SET,'it\\'s ${oc.env:SECRET}'}", f"it's {SECRET}"),
+    "the values of a section": ("${oc.dict.values:mine}", [SECRET]),
+}
+
+
+@pytest.mark.parametrize("what", OPEN)
+@pytest.mark.parametrize("is_referred_to", [False, True])
+def test_what_is_worked_out_from_a_variable_is_worked_out_on_the_rank(monkeypatch, tmp_path, what, is_referred_to):
+    value, read = OPEN[what]
+    monkeypatch.setenv("NAME", "SECRET")
+    monkeypatch.setenv("YAML", f"a: {SECRET}")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    note = {"note": "${held}" if is_referred_to else value, "more": "<${held}>" if isinstance(read, str) else ""}
+    own = {"defaults": ["config", "_self_"], "mine": {"token": "${oc.env:SECRET}"}, "model": note, "held": value}
+    (folder / "config2.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    arguments = Arguments((), config_name="config2", config_dir=str(folder))
+    with hydra_session(arguments) as hydra:
+        text = freeze(task_config(compose(hydra, arguments)))
+    assert SECRET not in text
+    model = parse(text).model
+    assert model["note"] == read
+    assert model["more"] == (f"<{read}>" if isinstance(read, str) else "")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${now:${oc.env:FORMAT}}",
+        "${hydra:${oc.env:FORMAT}}",
+        "${oc.select:${oc.env:FORMAT}}",
+        "${oc.dict.keys:${oc.env:FORMAT}}",
+        "${run.${oc.env:FORMAT}}",
+        "${mine.${oc.env:FORMAT}}",
+        "<${oc.create:[${oc.env:FORMAT}]}>",
+    ],
+)
+def test_a_variable_that_is_needed_at_once_is_refused(command, monkeypatch, value):
+    monkeypatch.setenv("FORMAT", "run")
+    said = command("plan", f"+model.note='{value}'", "+mine={run:{run:1}}")
+    assert said.code == 2
+    assert f"model.note={value}: " in said.err
+    assert "Traceback" not in said.err
+    assert "\ue000" not in said.err
+
+
+def test_text_that_only_looks_like_a_reference_stays_text():
+    text = config_text("+model.note='a\\${run.name}'", "+model.more='${model.note}-${oc.env:SECRET}'")
+    assert parse(text).model["note"] == "a${run.name}"
+    assert parse(text).model["more"] == f"a${{run.name}}-{SECRET}"
+
+
+def test_a_name_with_a_dot_is_one_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nmodel: {names: {a.b: '${oc.env:SECRET}'}}\n")
+    arguments = Arguments((), config_name="mine", config_dir=str(tmp_path))
+    with hydra_session(arguments) as hydra:
+        assert parse(freeze(task_config(compose(hydra, arguments)))).model["names"] == {"a.b": SECRET}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,24 @@ MISTAKES = {
         ["optimizer.groups[0]", "lrscale", "match, lr_scale, weight_decay"],
     ),
     "pattern": (["optimizer.groups=[{match:'('}]"], ["optimizer.groups[0].match=(", "not a regular expression"]),
+    "seed": (["run.seed=18446744073709551616"], ["run.seed=18446744073709551616", "from 0 to 2^63 - 1"]),
+    "seed below 0": (["run.seed=-1"], ["run.seed=-1", "from 0 to 2^63 - 1"]),
+    "workers": (["data.workers=-1"], ["data.workers=-1", "at least 0"]),
+    "norm": (["training.max_grad_norm=nan"], ["training.max_grad_norm=nan", "above 0"]),
+    "rate of single precision": (["optimizer.lr=1e39"], ["optimizer.lr=1e+39", "the largest is 3.40282e+38"]),
+    "rate after scaling": (
+        ["optimizer.lr=1e38", "scaling.rule=linear", "scaling.base_batch_size=1"],
+        ["optimizer.lr=1e+38", "scaling.rule=linear makes it 6.4e+39"],
+    ),
+    "rate of a group": (
+        ["optimizer.lr=1e38", "optimizer.groups=[{match:x,lr_scale:10}]"],
+        ["optimizer.groups[0].lr_scale=10.0", "infinite"],
+    ),
+    "decay": (["optimizer.weight_decay=abc"], ["optimizer.weight_decay=abc", "a finite number of at least 0"]),
+    "no decay": (["optimizer.weight_decay=null"], ["optimizer.weight_decay=null", "~optimizer.weight_decay"]),
+    "negative decay": (["optimizer.weight_decay=-1"], ["optimizer.weight_decay=-1", "at least 0"]),
+    "not a number": (["optimizer=sgd", "optimizer.momentum=nan"], ["optimizer.momentum=nan", "nan is none"]),
+    "not a number in a list": (["optimizer.betas=[nan,0.9]"], ["optimizer.betas=[nan, 0.9]", "nan is none"]),
     "no target": (["model=custom"], ["model._target_=???", "add model._target_="]),
     "no target of the data": (["data=custom"], ["data.train._target_=???", "add data.train._target_="]),
     "null data": (["data=custom", "data.train=null"], ["data.train._target_=null", "the dotted path of a class"]),
@@ -118,6 +137,31 @@ def test_a_mistake_is_refused_with_one_message(command, monkeypatch, what, name)
     assert os.listdir() == []
 
 
+FILES = {
+    "syntax": (b"_target_: x.Y\nb: [1, 2\nc: 3\n", "model/bad.yaml, line 3: not YAML"),
+    "duplicate": (b"a: 1\na: 2\n", "model/bad.yaml, line 2: not YAML: while constructing a mapping: found duplicate"),
+    "tab": (b"a:\n\tb: 1\n", "model/bad.yaml, line 2: not YAML"),
+    "byte": (b"a: 1\nb: '\xff'\n", "model/bad.yaml, line 2: not UTF-8: the byte 0xff"),
+    "far byte": (b"#" * 9999 + b"\n\n\xff\n", "model/bad.yaml, line 3: not UTF-8: the byte 0xff"),
+    "character": (b"a: 1\n\nb: \x01\n", "model/bad.yaml, line 3: not YAML: special characters"),
+    "defaults": (b"defaults: 3\n", "defaults must be a list"),
+    "header": (b"# @package foo bar\na: 1\n", "Too many components"),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_broken_file_of_the_configuration_is_named(command, what):
+    content, expected = FILES[what]
+    Path("mine/model").mkdir(parents=True)
+    Path("mine/model/bad.yaml").write_bytes(content)
+    said = command("train", "--config-dir", "mine", "model=bad")
+    assert said.code == 2
+    assert said.err.startswith("launcher train: ")
+    assert expected in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("typed", ["'8'", '"8"', "8.0", "8e0"])
 def test_a_number_counts_however_it_was_typed(command, typed):
     said = command("plan", f"batch.gradient_accumulation_steps={typed}", "batch.micro_batch_size=4", *TWO_RANKS)
@@ -158,6 +202,36 @@ def test_wrong_arguments_of_a_command_are_refused(command, argv, text):
     assert "Traceback" not in said.err
 
 
+MODULES = {
+    "exits.py": "import sys\nsys.exit(3)\n",
+    "raises.py": "1 / 0\n",
+    "mine.py": """
+import os, signal, sys, torch
+from launcher.tasks import CausalLM
+class Exits(torch.nn.Module):
+    def __init__(self): sys.exit("bye")
+class Closure(torch.optim.SGD):
+    def step(self, closure): return closure()
+class Exiting:
+    def __len__(self): sys.exit()
+    def __getitem__(self, index): return index
+class Killed:
+    def __init__(self): os.kill(os.getpid(), signal.SIGKILL)
+class Lengths:
+    lengths = [1, -1]
+    def __len__(self): return 2
+    def __getitem__(self, index): return index
+class Task(CausalLM):
+    def __init__(self, value): self.value = value
+    def length(self, sample): return self.value
+""",
+}
+
+
+def own(optimizer: str) -> list[str]:
+    return ["optimizer=custom", f"optimizer._target_={optimizer}", "optimizer.lr=1"]
+
+
 @pytest.mark.slow
 class TestWhatOnlyTheModelOrTheDataKnows:
     @pytest.fixture
@@ -173,12 +247,33 @@ class TestWhatOnlyTheModelOrTheDataKnows:
             (["~model.num_layers"], ["model.num_layers", "GPT needs this argument"]),
             (["data=text", "data.train.path=not/there"], ["data.train: ", "not/there"]),
             (["+optimizer.momentm=1"], ["optimizer.momentm=1", "AdamW takes no such argument"]),
+            (["optimizer=sgd", "optimizer.momentum=-1"], ["optimizer.momentum=-1", "SGD raised ValueError"]),
+            (["optimizer=sgd", "optimizer.momentum=abc"], ["optimizer.momentum=abc", "SGD raised TypeError"]),
+            (["optimizer.betas=3"], ["optimizer.betas=3", "AdamW raised TypeError"]),
+            (["optimizer=sgd", "optimizer.nesterov=true"], ["optimizer.momentum=0.0, optimizer.nesterov=true"]),
+            ([*own("torch.optim.LBFGS")], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
+            ([*own("mine.Closure")], ["optimizer._target_=mine.Closure", "needs a closure"]),
+            (["model._target_=exits.Net"], ["model._target_=exits.Net", "called sys.exit(3)", "exits.py:2"]),
+            (["model._target_=raises.Net"], ["model._target_=raises.Net", "ZeroDivisionError", "raises.py:1"]),
+            (["model=custom", "model._target_=mine.Exits"], ["model: mine.Exits called sys.exit('bye')", "mine.py"]),
+            (["data=custom", "data.train._target_=mine.Exiting"], ["called sys.exit(None)", "mine.py"]),
+            (["data=custom", "data.train._target_=mine.Killed"], ["was ended by SIGKILL"]),
+            (["data=custom", "data.train._target_=mine.Lengths"], ["data.train._target_", "whole numbers", "-1"]),
+            *[
+                (
+                    ["task=custom", "task._target_=mine.Task", f"+task.value={value}", "training.duration=9 tokens"],
+                    ["task.length must give a whole number of at least 0", said],
+                )
+                for value, said in (("-1", "not -1"), ("1.5", "not 1.5"), ("word", "not 'word'"), ("null", "not None"))
+            ],
         ],
     )
     def test_is_refused_before_any_rank_starts(self, command, overrides, expected):
+        for name, text in MODULES.items():
+            Path(name).write_text(text, encoding="utf-8")
         said = command("train", *overrides)
         assert said.code == 2
         for text in expected:
             assert text in said.err
         assert "Traceback" not in said.err
-        assert os.listdir() == []
+        assert not [name for name in os.listdir() if name not in MODULES and name != "__pycache__"]

@@ -69,6 +69,20 @@ def test_hydras_own_flags_answer_and_start_nothing(command, flags, text):
     assert os.listdir() == []
 
 
+def test_help_lists_what_a_user_can_choose(command):
+    shown = command("plan", "--help").out
+    assert "schedule/decay: constant, cosine, linear, step, wsd" in shown
+    assert "_schema" not in shown
+    assert "--json   the plan as JSON" in shown
+    assert "follows the run to its end" in command("train", "--help").out
+    assert "the folder of a run" in command("status", "--help").out
+    assert "+model_weights=FILE" in command("export", "--help").out
+
+
+def test_flags_may_stand_between_overrides(command):
+    assert command("plan", "run.seed=1", "--cfg", "job", "run.name=x").code == 0
+
+
 def test_a_secret_is_not_shown_with_the_configuration(command, monkeypatch):
     monkeypatch.setenv("SECRET", "hush-4711")
     said = command("train", "--cfg", "job", "+model.note=${oc.env:SECRET}")

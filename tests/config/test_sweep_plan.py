@@ -46,6 +46,15 @@ def test_a_row_for_each_run_and_nothing_written(command, asked):
     assert [len(texts) for texts in asked] == [6]  # asked together
 
 
+def test_a_long_number_is_short_in_the_table_alone(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    argv = ("optimizer.lr=1", "optimizer.lr=0.00031622776601683794,0.1")
+    said = command("plan", "-m", *CPU, *argv)
+    rows = [line.split() for line in said.out.splitlines() if "optimizer.lr=" in line]
+    assert rows[0][:2] == ["0", "optimizer.lr=0.00031623"]
+    assert planned(command, *argv)[0]["overrides"] == ["optimizer.lr=0.00031622776601683794"]
+
+
 def test_each_run_has_the_plan_it_would_have_alone(command):
     swept = planned(command, "batch.global_batch_size=32,128", "scaling.rule=linear", "scaling.base_batch_size=64")
     assert [one["overrides"] for one in swept] == [["batch.global_batch_size=32"], ["batch.global_batch_size=128"]]

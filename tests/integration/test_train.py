@@ -90,6 +90,11 @@ def test_d08_the_first_failing_rank_is_shown_once_and_the_others_end(
     assert shown.count(said) == 1
     assert "rank 1" in shown
     assert "rank_1.log" in shown
+    if how == "raise":
+        assert "frames of the launcher and torch: see the log" in shown
+        assert "faults.py" in shown
+        assert "launcher/train/run.py" not in shown
+        assert "launcher/train/run.py" in (done.run / "logs" / "rank_1.log").read_text(encoding="utf-8")
     status = done.json("status.json")
     assert (status["state"], status["exit_code"], status["error"]["rank"]) == ("failed", code, 1)
     assert [line["update"] for line in done.metrics()] == [1]  # what was done is there
@@ -101,8 +106,11 @@ def test_numbers_that_stay_bad_end_the_run_with_4(tmp_path: Path) -> None:
     assert done.code == 4
     assert "2 updates in a row were not finite" in done.out
     assert [line["skipped"] for line in done.metrics()] == [1, 1]
-    stopped = launch(tmp_path, "train", *overrides, "training.on_nonfinite=stop", "hydra.run.dir=stop")
+    many = mean(str(["1e39"] * 40).replace("'", ""), "batch.global_batch_size=40", "cluster.ranks_per_node=1")
+    stopped = launch(tmp_path, "train", *many, "training.on_nonfinite=stop", "hydra.run.dir=stop")
     assert stopped.code == 4
+    assert "holds the samples [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …] (40 in all)" in stopped.out
+    assert "9, …] (40 in all)" in (tmp_path / "stop" / "logs" / "rank_0.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -175,3 +183,22 @@ def test_i03_i08_ranks_read_what_the_command_composed(tmp_path: Path) -> None:
     plan = launch(tmp_path, "plan", "data=text", "data.train.path=book.txt", "data.validation=null", "--json")
     assert plan.code == 0, plan.err
     assert json.loads(plan.out)["cwd"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise RuntimeError('no fonts here')", "RuntimeError: no fonts here"),
+        ("raise OSError(28, 'No space left on device')", "No space left on device"),
+        ("import sys; sys.modules[__name__] = None", "matplotlib"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_fails_no_run(tmp_path: Path, module: str, said: str) -> None:
+    (tmp_path / "matplotlib.py").write_text(f"{module}\n", encoding="utf-8")
+    done = launch(tmp_path, "train", *mean([1, 3]), "cluster.ranks_per_node=1")
+    assert done.code == 0, done.out + done.err
+    assert f"picture {done.run / 'loss.png'}: " in done.out
+    assert said in done.out
+    assert "Traceback" not in done.out + done.err
+    assert done.json("status.json")["state"] == "finished"
+    assert not (done.run / "loss.png").exists()

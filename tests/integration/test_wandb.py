@@ -88,3 +88,27 @@ def test_a_secret_reaches_the_ranks_and_no_file(tmp_path, monkeypatch):
     assert len(recorded(done)) == 1
     assert holds(done.run, SECRET) == []
     assert holds(done.run / "wandb", "oc.env:SECRET") != []
+
+
+def test_words_of_the_tracker_hold_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", SECRET)
+    words = ["logging.wandb.tags=['${oc.env:SECRET}',two]", "logging.wandb.group='g-${oc.env:SECRET}'"]
+    hidden = ["run.name='${launcher.path_name:${oc.env:SECRET}}'", "+mine='${oc.create:[1,${oc.env:SECRET}]}'"]
+    done = launch(tmp_path, "train", *UPDATES, ONE_RANK, "logging.wandb.mode=offline", *words, *hidden)
+    assert done.code == 0, done.err
+    assert len(recorded(done)) == 1
+    assert holds(done.run / "wandb", SECRET) == []
+    for word in ("g-${oc.env:SECRET}", "two"):
+        assert holds(done.run / "wandb", word) != []
+    told = " ".join(done.out.split())
+    assert "logging.wandb.tags: ${oc.env:…} is recorded as this reference and not with its value" in told
+    assert "logging.wandb.group: " in told
+
+
+def test_where_the_tracker_sends_may_be_an_environment_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEAM", "team-0815")
+    address = ["logging.wandb.project='${oc.env:TEAM}'"]
+    done = launch(tmp_path, "train", *UPDATES, ONE_RANK, "logging.wandb.mode=offline", *address)
+    assert done.code == 0, done.err
+    assert holds(done.run / "wandb", "team-0815") != []
+    assert "${oc.env:TEAM}" in (done.run / "config.yaml").read_text(encoding="utf-8")

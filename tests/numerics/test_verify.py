@@ -12,7 +12,7 @@ from toys import Sequences
 
 import launcher.train.sharding.base as base
 import launcher.train.verify as verification
-from launcher.config.schema import Device
+from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.train.sharding.ddp import DataParallel

@@ -16,7 +16,7 @@ from launcher.observe.plot import draw_loss
 from launcher.observe.progress import follow
 from launcher.observe.records import Tail, latest_updates, read_metrics
 from launcher.observe.status import find_runs, read_run, render_status
-from launcher.observe.text import duration_text, lr_text, rate_text
+from launcher.observe.text import duration_text, lr_text, rate_text, some
 
 PNG_WIDTH = slice(16, 20)
 
@@ -208,6 +208,12 @@ def test_the_bar_starts_and_ends_where_it_should(tmp_path: Path, width: int) -> 
     assert ("lr 1.0e-3" in last) == (width == 120)
 
 
+def test_of_many_numbers_the_first_are_shown() -> None:
+    assert some([]) == "[]"
+    assert some(list(range(10))) == str(list(range(10)))
+    assert some(list(range(1000))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …] (1000 in all)"
+
+
 def test_numbers_as_people_read_them() -> None:
     assert [duration_text(one) for one in (None, 0, 59.6, 130, 3723, 90000)] == [
         "-", "0:00", "1:00", "2:10", "1:02:03", "1 day 1:00:00",
@@ -282,6 +288,23 @@ def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
     assert "group/one: failed (exit 3): rank 1: killed by SIGKILL [9]" in text
     assert "unreadable" in text
     assert "torn: " in text
+
+
+def test_the_table_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    for name in ("a-name-of-a-run-that-is-rather-long_2026-11-29_17-33-30-b2b41e", "b[x]"):
+        make_run(tmp_path / "sweep" / name, update=100)
+        add(tmp_path / "sweep" / name, train(100, loss=0.0012345678, seconds=0.001))
+    out = io.StringIO()
+    render_status(tmp_path / "sweep", Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["run", "state", "update", "loss", "rate", "left", "heartbeat"]
+    for text in ("running", "100/100", "0.001235", "64,000 samples/s", "0:00 ago", "b[x]"):
+        assert text in out.getvalue()
+    folded = "".join(line[: lines[0].index("state")].strip() for line in lines[1:])
+    assert folded == "a-name-of-a-run-that-is-rather-long_2026-11-29_17-33-30-b2b41eb[x]"
+    make_run(tmp_path / "sweep" / "c", attempt=1)
+    assert "attempt" in rendered(tmp_path / "sweep")
 
 
 def test_a_folder_without_a_run_says_what_was_looked_for(tmp_path: Path) -> None:
