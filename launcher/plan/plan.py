@@ -137,7 +137,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
             f"data.train has {windows.samples_per_epoch} samples, fewer than a window of {batch.global_batch_size}: "
             "every epoch is one update of all of them"
         )
-    notes += _batch_norm_notes(facts, batch, windows)
+    notes += [*_batch_norm_notes(facts, batch, windows), *_half_notes(facts)]
     notes += timing.rate.notes() if timing.rate else []
     return Plan(
         **division.fields(),
@@ -244,6 +244,16 @@ def _batch_norm_notes(facts: Facts, batch: BatchPlan, windows: WindowTable | Non
         f"smallest has {fewest}{alone}), so {steps} steps x {degree} ranks are not the same as one batch of "
         f"{batch.global_batch_size}, and another layout trains another model; group norm has no such effect "
         "(model.norm=group for launcher.models.ResNet)"
+    ]
+
+
+def _half_notes(facts: Facts) -> list[str]:
+    bits, precision = {"bfloat16": 8, "float16": 11}, {"bfloat16": "bf16", "float16": "fp16"}
+    return [
+        f"parameters are {dtype} ({count} of {facts.trainable_parameters}): their gradients are summed and their "
+        f"updates rounded to {bits[dtype]} bits, not accumulated in fp32, so small updates are lost and layouts agree "
+        f"no better than that; fp32 parameters with precision={precision[dtype]} compute in {dtype} and keep both"
+        for dtype, count in facts.half_parameters.items()
     ]
 
 
