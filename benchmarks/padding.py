@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warmup", type=int, default=2, help="updates at the start that aren't counted")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("overrides", nargs="*", help="of the main job, such as data.train.max_bytes=1024")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.updates <= options.warmup:
         parser.error(f"--updates {options.updates}: must be above --warmup {options.warmup}")
     for size in options.micro_batch_sizes:

@@ -1,5 +1,7 @@
 """How a node's run has ended: recorded in its folder or, where that can't be written, left for who started it."""
 
+import errno
+import fcntl
 import json
 import os
 import secrets
@@ -18,6 +20,8 @@ SCRATCH = "LAUNCHER_SCRATCH"
 is left of it where the node's agent was killed."""
 
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+
 _SOCKET_PATH = 107 - len("/launcher-12345678/pymp-12345678/listener-12345678")
 """The longest path of a folder for temporary files below which loader workers can still open their sockets."""
 
@@ -32,14 +36,68 @@ def choose_scratch() -> Path:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A node's temporary folder, for as long as its ranks run."""
+    """A node's temporary folder, for as long as its ranks run. Removes those of nodes that were killed beside it."""
     folder = Path(os.environ.get(SCRATCH) or choose_scratch())
-    folder.mkdir(0o700)
-    os.environ[SCRATCH] = str(folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    sweep(folder.parent)
+    with _held(_lock(folder)):
+        folder.mkdir(0o700)
+        os.environ[SCRATCH] = str(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(base: Path) -> None:
+    """Removes what nodes have left in `base` that were killed together with who started them.
+
+    A node holds a lock while it runs, which the system lets go of when it ends, however it does. Folders without one,
+    and those of other users, are nobody's to judge.
+    """
+    for lock in base.glob("launcher-*.lock"):
+        folder = lock.with_suffix("")
+        try:
+            file = open(lock, "rb+")  # noqa: SIM115 — closed below
+        except (FileNotFoundError, PermissionError):  # its node has just ended; another user's
+            continue
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # it runs
+                continue
+            discard(folder)
+
+
+def discard(folder: Path) -> None:
+    """Removes a node's temporary folder, whether or not it was made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock(folder).unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Holds the lock in a file that is there for as long; where the file system has no locks there is no file."""
+    while True:
+        file = open(path, "wb")  # noqa: SIM115 — closed below
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
+            break
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            break
+        file.close()  # swept away between the two lines above
+    with file:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
 
 
 def record(run: RunDir, *, state: State, exit_code: int, error: dict[str, Any] | None = None) -> None:
@@ -56,7 +114,7 @@ def record(run: RunDir, *, state: State, exit_code: int, error: dict[str, Any] |
 
 def take_left(folder: Path, run: RunDir) -> None:
     """Takes over what `record` couldn't write in the node whose temporary folder was `folder`, and removes both."""
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     try:
         fields = json.loads(_left(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -28,6 +28,8 @@ class Facts:
     parameters: int | None = None
     """Elements of all parameters, shared ones once."""
     trainable_parameters: int | None = None
+    half_parameters: dict[str, int] = field(default_factory=dict)
+    """Elements of trainable parameters that the model itself holds in a half type, by its name in torch."""
     group_parameters: list[int] = field(default_factory=list)
     """Elements of each optimizer group: those of optimizer.groups in order, then the rest."""
     knows_lengths: bool | None = None

@@ -48,3 +48,14 @@ def rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
     if scaling.rule.value == "sqrt" and target == "sgd":
         return ["scaling.rule=sqrt suits the Adam family; for SGD linear is the usual rule (Goyal et al. 2017)"]
     return []
+
+
+def half_notes(facts: Facts) -> list[str]:
+    """Where parameters themselves are in half precision."""
+    bits, precision = {"bfloat16": 8, "float16": 11}, {"bfloat16": "bf16", "float16": "fp16"}
+    return [
+        f"parameters are {dtype} ({count} of {facts.trainable_parameters}): their gradients are summed and their "
+        f"updates rounded to {bits[dtype]} bits, not accumulated in fp32, so small updates are lost and layouts agree "
+        f"no better than that; fp32 parameters with precision={precision[dtype]} compute in {dtype} and keep both"
+        for dtype, count in facts.half_parameters.items()
+    ]

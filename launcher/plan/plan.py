@@ -13,7 +13,7 @@ from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
-from launcher.plan.notes import batch_norm_notes, rule_notes, window_notes
+from launcher.plan.notes import batch_norm_notes, half_notes, rule_notes, window_notes
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, ScalingResult, build_learning_rate, scale
 from launcher.plan.strategy import settle_strategy
 
@@ -138,6 +138,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         *rule_notes(config.scaling, config.optimizer),
         *window_notes(batch, windows),
         *batch_norm_notes(facts, batch, windows),
+        *half_notes(facts),
         *strategy.notes,
         *(timing.rate.notes() if timing.rate else []),
     ]

@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
 
-from launcher.outcome import SCRATCH, record
+from launcher.outcome import SCRATCH, discard, record
 from launcher.process import end_with_parent
 from launcher.run_dir import RunDir, State
 
@@ -18,7 +17,8 @@ def cancel_on_signals(run: RunDir) -> None:
 
     def cancel(number: int, _frame: FrameType | None) -> None:
         record(run, state=State.cancelled, exit_code=128 + number)
-        shutil.rmtree(os.environ.get(SCRATCH, ""), ignore_errors=True)
+        if SCRATCH in os.environ:
+            discard(Path(os.environ[SCRATCH]))
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

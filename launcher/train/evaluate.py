@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from launcher.train.buffers import untouched_buffers
+from launcher.train.loading import load
 from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
-from launcher.train.reading import Batch, Collate, Item, Read, Samples, row_weights, start_worker
+from launcher.train.reading import Batch, Item, Read, Samples, row_weights
 from launcher.train.sharding.base import row_losses
 from launcher.train.window import Place, to_device
 
@@ -50,13 +50,7 @@ class Reader:
         most = -(-len(indices) // self.place.degree)  # samples of the first rank
         if self.equal_steps and len(turns) < -(-most // size):
             turns.append([Item(0, indices[0], False)])
-        return DataLoader(
-            Samples(data, self.seed),
-            batch_sampler=turns,
-            collate_fn=Collate(self.task),
-            num_workers=min(self.workers, len(turns)),
-            worker_init_fn=start_worker,
-        )
+        return load(Samples(data, self.seed), self.task, turns, workers=min(self.workers, len(turns)))
 
 
 def validate(model: nn.Module, data: Any, reader: Reader, precision: Precision) -> Validation:

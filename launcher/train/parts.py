@@ -191,6 +191,7 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         validation_samples=None if parts.validation is None else len(parts.validation),
         parameters=sum(one.numel() for one in parameters),
         trainable_parameters=sum(one.numel() for one in parameters if one.requires_grad),
+        half_parameters=_half_parameters(parts.model),
         group_parameters=[sum(one.numel() for one in group) for group in groups],
         knows_lengths=callable(getattr(parts.task, "length", None)),
         num_layers=len(layers) if isinstance(layers, nn.ModuleList) and len(layers) else None,
@@ -198,6 +199,14 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         updates_at_tokens=_updates_at_tokens(config, parts, degree),
     )
+
+
+def _half_parameters(model: nn.Module) -> dict[str, int]:
+    counts = {torch.bfloat16: 0, torch.float16: 0}
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in counts:
+            counts[parameter.dtype] += parameter.numel()
+    return {str(dtype).removeprefix("torch."): count for dtype, count in counts.items() if count}
 
 
 def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ from torch import Tensor
 from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
 from launcher.config.schema import Config
 from launcher.config.validate import load
-from launcher.errors import StorageError
+from launcher.errors import NonFiniteError, StorageError
 from launcher.observe.plot import try_to_draw
 from launcher.observe.tracker import tracking
 from launcher.plan.batch import MICRO_BATCH_CAP
@@ -164,6 +164,21 @@ def weights_sha256(state: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def check_finite(state: dict[str, Tensor], names: Iterable[str]) -> None:
+    """That a training has not ended with parameters that are no numbers: nothing but its next loss would say so.
+
+    Raises:
+        NonFiniteError: one of `names` isn't finite in `state`.
+    """
+    broken = [name for name in names if not state[name].isfinite().all()]
+    if broken:
+        shown = ", ".join(broken[:5]) + " …" * (len(broken) > 5)
+        raise NonFiniteError(
+            f"the last update left parameters that are not finite, and no model is written: {shown}; "
+            "the learning rate is too high (optimizer.lr, lr_scale of optimizer.groups)"
+        )
+
+
 def save_model(run: RunDir, state: dict[str, Tensor], update: int) -> None:
     """Writes the final model whole or not at all. Raises StorageError."""
     temporary = run.model.with_name(f".{run.model.name}.tmp")
@@ -190,6 +205,7 @@ def finish(
 ) -> None:
     """Writes the final model, the result and the picture of the loss."""
     state = sharding.full_state()
+    check_finite(state, (name for name, one in parts.model.named_parameters() if one.requires_grad))
     hashes: list[Any] = [weights_sha256(state)]
     if place.degree > 1:
         hashes = [None] * place.degree

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
+from launcher.train.loading import load
 from launcher.train.randomness import epoch_order
-from launcher.train.reading import Batch, Collate, Item, Read, Samples, sample_length, start_worker
+from launcher.train.reading import Batch, Item, Read, Samples, sample_length
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,13 @@ class Windows:
 
     def _start(self, update: int) -> Iterator[Read]:
         """Reads this rank's micro-batches from window `update` on."""
-        loader: DataLoader[Any] = DataLoader(
+        return load(
             self._samples,
-            batch_sampler=_Turns(self, update),
-            collate_fn=Collate(self.task),
-            num_workers=self.workers,
-            worker_init_fn=start_worker,
+            self.task,
+            _Turns(self, update),
+            workers=self.workers,
             pin_memory=self.place.device.type == "cuda",
         )
-        return iter(loader)
 
     def micro_batches(self, update: int) -> list[list[Item]]:
         """What this rank reads for each micro-batch of window `update`.

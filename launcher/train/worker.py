@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -21,7 +22,12 @@ def error_file(folder: Path, rank: int, attempt: int) -> Path:
     return folder / f"error_{attempt}_{rank}.json"
 
 
+_word = threading.Lock()
+"""Never released: the first thread of a rank that leaves word of an error is the one that ends it."""
+
+
 def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code: int) -> None:
+    _word.acquire()
     text = str(error) if isinstance(error, LauncherError) else "".join(traceback.format_exception(error))
     word = {
         "rank": rank,
@@ -41,6 +47,20 @@ def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code
         write_atomic(error_file(Path(os.environ[SCRATCH]), rank, attempt), json.dumps(word))
 
 
+def end_with_threads(run: RunDir, rank: int, attempt: int) -> None:
+    """Lets a LauncherError in any thread end this process at once: its main thread may wait for ever for the others."""
+    ordinary = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if not isinstance(failed.exc_value, LauncherError):
+            ordinary(failed)  # a library's thread
+            return
+        _leave_word(run, rank, attempt, failed.exc_value, failed.exc_value.exit_code)
+        os._exit(failed.exc_value.exit_code)
+
+    threading.excepthook = hook
+
+
 def main(run_dir: str, task: str = "train") -> int:
     """Runs one rank to its end. Returns its exit code. `task`: train or verify."""
     run = RunDir(Path(run_dir))
@@ -50,6 +70,7 @@ def main(run_dir: str, task: str = "train") -> int:
         with writing(run.rank_log(rank)):
             log_to(run.rank_log(rank))
         faulthandler.enable()
+        end_with_threads(run, rank, attempt)
         if task == "verify":
             from launcher.train.verify import verify_rank as do
         else:

@@ -57,6 +57,26 @@ MISTAKES = {
     "unit": (["training.duration=5 epohcs"], ["training.duration=5 epohcs", "did you mean 'epochs'", "90 epochs"]),
     "no duration": (["training.duration=null"], ["training.duration=null", "a bare integer is updates"]),
     "percentage of itself": (["training.duration=10%"], ["training.duration=10%", "percentage of itself"]),
+    "negative rate of a group": (
+        ["optimizer.groups=[{match: w, lr_scale: -1}]"],
+        ["optimizer.groups[0].lr_scale=-1.0", "a finite number of at least 0"],
+    ),
+    "no finite rate of a group": (
+        ["optimizer.groups=[{match: w, lr_scale: inf}]"],
+        ["optimizer.groups[0].lr_scale=inf"],
+    ),
+    "no number as a rate of a group": (
+        ["optimizer.groups=[{match: w, lr_scale: nan}]"],
+        ["optimizer.groups[0].lr_scale=nan"],
+    ),
+    "negative weight decay of a group": (
+        ["optimizer.groups=[{match: w}, {match: b, weight_decay: -0.1}]"],
+        ["optimizer.groups[1].weight_decay=-0.1", "a finite number of at least 0, or null"],
+    ),
+    "no finite weight decay of a group": (
+        ["optimizer.groups=[{match: b, weight_decay: inf}]"],
+        ["optimizer.groups[0].weight_decay=inf"],
+    ),
     "no updates": (["training.duration=0"], ["training.duration=0", "at least one update"]),
     "negative warmup": (["schedule.warmup=-1"], ["schedule.warmup=-1", "is negative"]),
     "single on two ranks": (["strategy=single", *TWO_RANKS], ["strategy=single", "not on 2", "strategy=ddp"]),

@@ -44,8 +44,9 @@ class Model(Scalar):
         reach("plan" if self.w.is_meta else "build")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state."""
-        reach("save")
+        """The state: it is asked for when the model is made, too."""
+        if Path(os.environ[MARKS], "train").exists():
+            reach("save")
         return super().state_dict(*args, **kwargs)
 
 

@@ -35,6 +35,16 @@ def within(seconds: float, holds: Callable[[], Any]) -> bool:
     return True
 
 
+def variables(process: int) -> list[str]:
+    """The environment that a process was started with, as NAME=VALUE."""
+    return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+
+
+def parent(process: int) -> int:
+    """Who has started a process."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @dataclass
 class Running:
     """A command of a run with 2 ranks of 2 loader workers each, and all that carries its token."""
@@ -63,12 +73,18 @@ class Running:
         """The processes whose command line names `part`: a rank comes before its loader workers."""
         return sorted(number for number, line in self.processes().items() if part in line)
 
+    def loader_workers(self, rank: int) -> list[int]:
+        """Those of `rank`, the oldest first."""
+        found = self.ids("launcher.train.worker")
+        agents = self.ids("launcher.train.agent")
+        workers = [number for number in found if parent(number) not in agents]
+        return [number for number in workers if f"RANK={rank}" in variables(number)]
+
     def ports(self) -> set[int]:
         """Where the ranks meet."""
         found = set()
         for number in self.ids("launcher.train.worker"):
-            variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
-            found |= {int(one.partition(b"=")[2]) for one in variables if one.startswith(b"MASTER_PORT=")}
+            found |= {int(one.partition("=")[2]) for one in variables(number) if one.startswith("MASTER_PORT=")}
         return found
 
     def wait_for(self, moment: str) -> None:
@@ -199,8 +215,8 @@ def test_h10_a_killed_launcher_takes_all_with_it(start: Callable[[str], Running]
     if moment == "plan":
         assert not running.run.exists()
         return
-    said = launch(running.folder, "status", "run").out
-    assert "cancelled" in said or "no sign of life" in said
+    said = launch(running.folder, "status", "run")
+    assert "cancelled" in said.out or "no sign of life" in said.out, said
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group(start: Callable[[str], Running]) -> None:
@@ -247,8 +263,9 @@ def test_both_killed_leave_a_status_that_shows_it(start: Callable[[str], Running
     running.ended()
     assert within(GONE_WITHIN, lambda: not running.processes()), running.processes()
     assert "no sign of life" in launch(running.folder, "status", "run").out
-    for left in running.temporary.glob("launcher-*"):  # nobody was there to remove it
-        shutil.rmtree(left)
+    assert [one for one in running.temporary.glob("launcher-*") if one.is_dir()]  # nobody was there to remove it
+    again = launch(running.folder, "train", *mean([1]), "hydra.run.dir=again", TMPDIR=str(running.temporary))
+    assert again.code == 0, again.out + again.err
 
 
 def test_a_killed_rank_ends_the_run(start: Callable[[str], Running]) -> None:
@@ -258,6 +275,18 @@ def test_a_killed_rank_ends_the_run(start: Callable[[str], Running]) -> None:
     done = running.ended()
     assert done.code == 3
     assert "SIGKILL" in done.out
+    assert done.json("status.json")["state"] == "failed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_loader_worker_ends_the_run(start: Callable[[str], Running], rank: int) -> None:
+    running = start("train")  # a loader worker of rank 0 never ends: rank 0 waits for it, and rank 1 for rank 0
+    running.wait_for("train")
+    os.kill(running.loader_workers(rank)[-1], KILL)
+    done = running.ended()
+    assert done.code == 3
+    assert "killed by signal: Killed" in done.out
+    assert f"rank {rank}" in done.out
     assert done.json("status.json")["state"] == "failed"
 
 

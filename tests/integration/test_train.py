@@ -113,6 +113,17 @@ def test_numbers_that_stay_bad_end_the_run_with_4(tmp_path: Path) -> None:
     assert "9, …] (40 in all)" in (tmp_path / "stop" / "logs" / "rank_0.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_last_update_that_leaves_no_numbers_ends_the_run_with_4(tmp_path: Path, ranks: int) -> None:
+    # 10 x 1e38 is above what fp32 holds; every loss, and the gradient's norm, was finite
+    more = ["batch.global_batch_size=2", f"cluster.ranks_per_node={ranks}"]
+    done = launch(tmp_path, "train", *mean("[10,10]", *more), "optimizer.groups=[{match: w, lr_scale: 1e38}]")
+    assert done.code == 4, done.out + done.err
+    assert "parameters that are not finite, and no model is written: w;" in done.out
+    assert [line["skipped"] for line in done.metrics()] == [0]
+    assert not (done.run / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
