@@ -43,9 +43,7 @@ def train(argv: Sequence[str]) -> int:
     """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
     options, arguments = parse_arguments("train", argv)
     with hydra_session(arguments) as hydra:
-        if options.help:
-            print(TRAIN_HELP)
-        if _shown_by_hydra(hydra, options, arguments):
+        if _shown_by_hydra(hydra, options, arguments, TRAIN_HELP):
             return 0
         composed = _composed(hydra, options, arguments)
         if composed is None:
@@ -60,9 +58,7 @@ def plan(argv: Sequence[str]) -> int:
     as_json = "--json" in argv
     options, arguments = parse_arguments("plan", [one for one in argv if one != "--json"])
     with hydra_session(arguments) as hydra:
-        if options.help:
-            print(PLAN_HELP)
-        if _shown_by_hydra(hydra, options, arguments):
+        if _shown_by_hydra(hydra, options, arguments, PLAN_HELP):
             return 0
         composed = _composed(hydra, options, arguments)
         if composed is None:
@@ -103,13 +99,14 @@ def _refuse_arguments(message: str) -> NoReturn:
     raise LauncherError(f"{message}; launcher train --hydra-help lists the flags")
 
 
-def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments) -> bool:
-    """Whether the user asked for one of Hydra's own outputs, which is then printed."""
+def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments, about: str) -> bool:
+    """Whether the user asked for one of Hydra's own outputs, which is then printed; its help after `about`."""
     parser, name = get_args_parser(), arguments.config_name
     overrides = list(arguments.overrides)
     if options.help or options.cfg or options.info:
         compose(hydra, arguments)  # a mistake is said as for any other command
     if options.help:
+        print(about)
         hydra.app_help(config_name=name, args_parser=parser, args=options)
     elif options.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=options)
