@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.choices import DecayRule, StrategyName
+from launcher.config.choices import DecayRule
 from launcher.config.schema import Config, ScalingConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
@@ -13,6 +13,7 @@ from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
+from launcher.plan.zero import check_zero, reductions
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
             f"data.train has {windows.samples_per_epoch} samples, fewer than a window of {batch.global_batch_size}: "
             "every epoch is one update of all of them"
         )
+    notes += check_zero(config, world, division.fields())
     notes += _batch_norm_notes(facts, batch, windows)
     notes += timing.rate.notes() if timing.rate else []
     return Plan(
@@ -159,7 +161,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ),
         stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
         memory=None,
-        reductions_per_window=0 if config.strategy.name is StrategyName.single or world.size == 1 else 1,
+        reductions_per_window=0 if world.size == 1 else reductions(config.strategy, batch.gradient_accumulation_steps),
         facts=asdict(facts),
         arithmetic=[*division.lines(), scaled.line],
         notes=notes,

@@ -1,5 +1,7 @@
 """The sharding of a configuration's strategy."""
 
+from dataclasses import asdict
+
 import torch
 from torch import nn
 
@@ -7,11 +9,13 @@ from launcher.config.choices import PrecisionName, StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
+from launcher.plan.zero import deepspeed_keys, reduces_once
 from launcher.train.optim import build_optimizer
 from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
 from launcher.train.sharding.ddp import DataParallel
+from launcher.train.sharding.zero import Zero
 from launcher.train.window import Place
 
 
@@ -34,4 +38,17 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
         return Single(material)
     if config.strategy.name is StrategyName.ddp:
         return DataParallel(material)
+    if config.strategy.name.zero_stage:
+        return _make_zero(config, plan, material, place)
     raise ConfigError("strategy", config.strategy.name.value, "isn't there yet", hint="strategy=ddp")
+
+
+def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> Zero:
+    trainable = sum(one.numel() for one in material.model.parameters() if one.requires_grad)
+    return Zero(
+        material,
+        stage=config.strategy.name.zero_stage,
+        keys=deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda"),
+        reduce_once=reduces_once(config.strategy),
+        device=place.device,
+    )
