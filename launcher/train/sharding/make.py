@@ -50,5 +50,5 @@ def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> 
         stage=config.strategy.name.zero_stage,
         keys=deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda"),
         reduce_once=reduces_once(config.strategy),
-        device=place.device,
+        place=place,
     )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import ConfigError
-from launcher.train.sharding.base import Material, Sharding, StepResult
+from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult
 from launcher.train.sharding.zero_engine import Reduction, make_engine
+from launcher.train.window import Place
 
 
 class Zero(Sharding):
@@ -22,14 +23,14 @@ class Zero(Sharding):
     """
 
     def __init__(
-        self, material: Material, *, stage: int, keys: Mapping[str, Any], reduce_once: bool, device: torch.device
+        self, material: Material, *, stage: int, keys: Mapping[str, Any], reduce_once: bool, place: Place
     ) -> None:
         """
         Args:
             stage: 1, 2 or 3.
             keys: DeepSpeed's own configuration.
             reduce_once: reduce gradients once a window, which keeps whole ones until then; else after each micro-batch.
-            device: of this rank.
+            place: of this rank.
         """
         super().__init__(material)
         check_model(material.model, f"zero{stage}")
@@ -39,21 +40,28 @@ class Zero(Sharding):
         trainable = [one for one in material.model.parameters() if one.requires_grad]
         self.optimizer = material.make_optimizer(material.model)
         check_optimizer(self.optimizer, f"zero{stage}")
-        self.engine = make_engine(self.module, self.optimizer, keys, device)
+        loss_module = self.module
+        assert isinstance(loss_module, LossModule)
+        loss_module.touches_all = stage < 3  # under stage 3 it matters which parameters a backward reaches
+        self.engine = make_engine(self.module, self.optimizer, keys, place.device)
         self.module = self.engine
         self._zero = self.engine.optimizer
-        self._reduction = Reduction(self.engine, trainable, stage)
+        self._reduction = Reduction(self.engine, trainable, stage, place.group)
+        self._reduces = False
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
         self.engine.set_gradient_accumulation_boundary(last)
-        if last or not self.reduce_once:
+        self._reduces = last or not self.reduce_once
+        if self._reduces:
             with self._reduction.open():
                 yield
         else:
             yield
 
     def backward(self, scaled: Tensor) -> None:
+        if self._reduces and self.stage == 3:
+            scaled.register_hook(self._reduction.agree)  # type: ignore[no-untyped-call]
         self.engine.backward(scaled, scale_wrt_gas=False)
 
     def step(self, lr: float, max_norm: float | None, *, finite: bool = True) -> StepResult:
