@@ -9,9 +9,10 @@ from configs import PLAIN, config_text, own
 from scalar import Scalar, SquaredError, Targets
 from test_cases import MEAN, mean
 from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
-from toys import Branches, BranchTask, Listed, Same, Sequences, Varied, trained
+from toys import Branches, BranchTask, Listed, Same, Sequences, Varied, assembled, trained
 
 from launcher.tasks import CausalLM
+from launcher.train.parallel.precision import LossScale
 
 pytestmark = pytest.mark.slow
 
@@ -210,3 +211,73 @@ def test_b05_a_window_that_is_not_finite_changes_nothing(ranks: Any, strategy: s
             assert run["lines"][2]["grad_norm"] == float("inf")
             assert run["lines"][3]["lr"] == run["lines"][2]["lr"]
             assert run["state"]["w"].tolist() == pytest.approx(expected.w.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+def test_long_windows_add_up_in_fp32_under_bf16(ranks: Any, strategy: str) -> None:
+    # 512 micro-batches a rank, each with a gradient of 2 / 1024: a sum in bf16 stays at 256 of them
+    text = [
+        config_text(
+            *PLAIN,
+            *own("toys.Slope", "toys.Same", "toys.Listed", rows=[[0.0]] * 1024),
+            "batch.global_batch_size=1024",
+            "batch.micro_batch_size=1",
+            "training.duration=1 updates",
+            "precision=bf16",
+            f"strategy={strategy}",
+            f"strategy.reduce_each={each}",
+        )
+        for each in reductions(strategy)
+    ]
+    for of_rank in ranks.run(trained, text, world_size=2):
+        for run in of_rank:
+            assert run["state"]["w"].tolist() == [0.0]
+            assert run["lines"][0]["grad_norm"] == 1.0
+
+
+OFFLOADS = [*[(strategy, "optimizer") for strategy in STAGES], ("zero3", "cpu")]
+
+
+@pytest.mark.parametrize(("strategy", "offload"), OFFLOADS)
+def test_offload_leaves_the_update_as_it_is(ranks: Any, task: CausalLM, strategy: str, offload: str) -> None:
+    overrides, kind, arguments = OPTIMIZERS["adamw"]
+    expected = model("float32")
+    plain.train(expected, task, Sequences(), GLOBAL, 5, kind(expected.parameters(), **arguments), 0.05)
+    more = [f"strategy={strategy}", f"strategy.offload={offload}", "training.max_grad_norm=0.05"]
+    more += [*overrides, "training.duration=5 updates"]
+    texts = [config("float32", 1, *more, f"strategy.reduce_each={each}") for each in reductions(strategy)]
+    for of_rank in ranks.run(trained, texts, world_size=2):
+        for run in of_rank:
+            assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE["float32"]
+
+
+def scaled_training(rank: int, world_size: int, text: str, scales: list[float]) -> list[dict[str, Any]]:
+    """As `trained`, with the loss scaled as fp16 has it, from each of these scales."""
+    found = []
+    for scale in scales:
+        fit = assembled(rank, world_size, text)
+        fit.sharding.scaler = LossScale(scale, growth_interval=1000)
+        steps = []
+        for update in (1, 2, 3):
+            window = fit.windows.get(update)
+            fit.runner.run(window)
+            steps.append(fit.sharding.step(0.5, 0.05))
+        found.append({"state": fit.sharding.full_state(), "steps": steps})
+    return found
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("strategy", STAGES)
+def test_a_loss_scale_is_taken_out_before_the_clip(ranks: Any, task: CausalLM, strategy: str, offload: str) -> None:
+    overrides, kind, arguments = OPTIMIZERS["sgd"]
+    expected = model("float32")
+    lines = plain.train(expected, task, Sequences(), GLOBAL, 3, kind(expected.parameters(), **arguments), 0.05)
+    text = config("float32", 3, *overrides, f"strategy={strategy}", f"strategy.offload={offload}")
+    for of_rank in ranks.run(scaled_training, text, [4096.0, 1e38], world_size=2):
+        for name, line in zip(of_rank[0]["steps"], lines, strict=True):
+            assert name.grad_norm == pytest.approx(line["grad_norm"], rel=2e-6)
+        assert plain.largest_difference(of_rank[0]["state"], dict(expected.state_dict())) <= 1e-6
+        overflow = of_rank[1]
+        assert [step.applied for step in overflow["steps"]] == [False] * 3
+        assert [step.loss_scale for step in overflow["steps"]] == [1e38, 5e37, 2.5e37]
+        assert plain.largest_difference(overflow["state"], dict(model("float32").state_dict())) == 0.0

@@ -9,7 +9,7 @@ from launcher.config.choices import PrecisionName, StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
-from launcher.plan.zero import deepspeed_keys, reduces_once
+from launcher.plan.zero import deepspeed_keys
 from launcher.train.optim import build_optimizer
 from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
@@ -45,10 +45,5 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
 
 def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> Zero:
     trainable = sum(one.numel() for one in material.model.parameters() if one.requires_grad)
-    return Zero(
-        material,
-        stage=config.strategy.name.zero_stage,
-        keys=deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda"),
-        reduce_once=reduces_once(config.strategy),
-        place=place,
-    )
+    keys = deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda")
+    return Zero(material, config.strategy, keys=keys, place=place)

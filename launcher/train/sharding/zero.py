@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from launcher.errors import ConfigError
+from launcher.config.schema import StrategyConfig
+from launcher.plan.zero import reduces_once
 from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult
+from launcher.train.sharding.zero_check import check_zero_parts
 from launcher.train.sharding.zero_engine import Reduction, make_engine
 from launcher.train.window import Place
 
@@ -22,24 +23,22 @@ class Zero(Sharding):
     rank holds 4 bytes a parameter and its own part twice over.
     """
 
-    def __init__(
-        self, material: Material, *, stage: int, keys: Mapping[str, Any], reduce_once: bool, place: Place
-    ) -> None:
+    def __init__(self, material: Material, strategy: StrategyConfig, *, keys: Mapping[str, Any], place: Place) -> None:
         """
         Args:
-            stage: 1, 2 or 3.
             keys: DeepSpeed's own configuration.
-            reduce_once: reduce gradients once a window, which keeps whole ones until then; else after each micro-batch.
-            place: of this rank.
+
+        Raises:
+            ConfigError: a model or an optimizer that it can't take.
         """
         super().__init__(material)
-        check_model(material.model, f"zero{stage}")
-        self.stage, self.reduce_once = stage, reduce_once
+        stage = strategy.name.zero_stage
+        self.stage, self.reduce_once = stage, reduces_once(strategy)
         self.forward_is_collective = stage == 3
         self.loss_factor = float(material.degree)  # its reductions are averages
         trainable = [one for one in material.model.parameters() if one.requires_grad]
         self.optimizer = material.make_optimizer(material.model)
-        check_optimizer(self.optimizer, f"zero{stage}")
+        check_zero_parts(material.model, self.optimizer, strategy.name.value)
         loss_module = self.module
         assert isinstance(loss_module, LossModule)
         loss_module.touches_all = stage < 3  # under stage 3 it matters which parameters a backward reaches
@@ -118,18 +117,3 @@ class Zero(Sharding):
             with GatheredParameters([value]):
                 state[name] = value.detach().to("cpu", copy=True).contiguous()
         return state
-
-
-def check_model(model: nn.Module, strategy: str) -> None:
-    """That DeepSpeed keeps this model's parameters as they are. Raises ConfigError."""
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            problem = f"DeepSpeed trains in fp32 here, and the model's '{name}' is {str(parameter.dtype)[6:]}"
-            raise ConfigError("strategy", strategy, problem, hint="strategy=fsdp or strategy=ddp")
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, strategy: str) -> None:
-    """That DeepSpeed drives this optimizer as it was made. Raises ConfigError."""
-    if isinstance(optimizer, torch.optim.Adagrad):
-        problem = "DeepSpeed makes torch's Adagrad anew, without its parameter groups"
-        raise ConfigError("strategy", strategy, problem, hint="strategy=fsdp")

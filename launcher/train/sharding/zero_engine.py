@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,9 @@ def load_deepspeed(device_type: str) -> Any:
     finally:
         logging.disable(before)
     logger.setLevel(logging.WARNING)
+    logger.addFilter(_is_news)
+    # what it calls of torch is no concern of a user's, and is said again and again
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled, a minute or more
     comm.cdb = None
     groups._release_process_group_references()
@@ -40,6 +44,11 @@ def load_deepspeed(device_type: str) -> Any:
     partition_parameters.Init.param_id = 0
     parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
     return deepspeed
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether DeepSpeed says more than that it wasn't tested with this optimizer: the launcher was."""
+    return "untested optimizer" not in record.getMessage()
 
 
 def make_engine(
