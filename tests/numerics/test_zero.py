@@ -55,7 +55,6 @@ def test_parameters_after_five_updates_with_a_clip_that_bites(
     for of_rank in found:
         for run in of_rank:
             difference = plain.largest_difference(run["state"], dict(expected.state_dict()))
-            print(strategy, degree, name, difference)
             assert difference <= TOLERANCE["float32"]
             for line, reference in zip(run["lines"], lines, strict=True):
                 assert line["loss"] == pytest.approx(reference["loss"], rel=TOLERANCE["float32"])
