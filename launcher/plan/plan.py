@@ -128,7 +128,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     windows = windows_of(config, facts, batch)
     scaled = _scaled(config, batch.global_batch_size)
-    strategy = settle_strategy(config, mesh, batch.gradient_accumulation_steps, facts)
+    strategy = settle_strategy(config, mesh, world, division, facts)
     timing = _timing(config, facts, windows, peak=scaled.lr)
     groups = param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size)
     _check_rates(config, scaled.lr, groups)

@@ -6,8 +6,10 @@ from typing import Any
 from launcher.config.choices import Offload, PrecisionName, Recompute, ReduceEach, StrategyName
 from launcher.config.schema import ActivationCheckpointConfig, Config, PrecisionConfig, StrategyConfig
 from launcher.errors import ConfigError
+from launcher.plan.division import Division
 from launcher.plan.facts import Facts
-from launcher.plan.mesh import Mesh
+from launcher.plan.mesh import Mesh, World
+from launcher.plan.zero import check_zero
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class StrategyPlan:
     """What the strategy settles."""
 
     reduce_each: ReduceEach | None
-    """Under fsdp: window or micro_batch."""
+    """Where a strategy can do either: window or micro_batch."""
     recompute: Recompute
     reductions: int | None
     notes: list[str] = field(default_factory=list)
@@ -29,31 +31,28 @@ class StrategyPlan:
         }
 
 
-def settle_strategy(config: Config, mesh: Mesh, steps: int | None, facts: Facts) -> StrategyPlan:
+def settle_strategy(config: Config, mesh: Mesh, world: World, division: Division, facts: Facts) -> StrategyPlan:
     """The plan of the strategy.
-
-    Args:
-        steps: micro-batches of a full window on a rank; None: not the same for all windows.
 
     Raises:
         ConfigError: a key that the strategy would ignore, or a value that can't work.
     """
-    strategy = config.strategy
+    strategy, recompute = config.strategy, config.activation_checkpoint
     _check_keys(strategy)
-    _check_recompute(config.activation_checkpoint)
+    _check_recompute(recompute)
     _check_precision(config.precision)
-    notes = _notes(config, facts)
+    notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
     if mesh.data_parallel_degree == 1:
-        return StrategyPlan(ReduceEach.window, config.activation_checkpoint.name, 0, notes)
-    if strategy.name is not StrategyName.fsdp:
-        return StrategyPlan(None, config.activation_checkpoint.name, 1, notes)
+        return StrategyPlan(None, recompute.name, 0, notes)
+    if strategy.name in (StrategyName.ddp, StrategyName.zero1):
+        return StrategyPlan(None, recompute.name, 1, notes)
+    steps = None if division.micro_batch_tokens is not None else division.batch.gradient_accumulation_steps
     each = strategy.reduce_each
     if each is ReduceEach.auto:
         each = ReduceEach.window if steps == 1 else ReduceEach.micro_batch
         if each is ReduceEach.micro_batch and facts.trainable_parameters:
             notes.append(_trade(facts.trainable_parameters, steps))
-    reductions = 1 if each is ReduceEach.window else steps
-    return StrategyPlan(each, config.activation_checkpoint.name, reductions, notes)
+    return StrategyPlan(each, recompute.name, 1 if each is ReduceEach.window else steps, notes)
 
 
 def _trade(parameters: int, steps: int | None) -> str:
@@ -66,13 +65,18 @@ def _trade(parameters: int, steps: int | None) -> str:
 
 def _check_keys(strategy: StrategyConfig) -> None:
     name = strategy.name
-    only_fsdp = [
-        ("reduce_each", strategy.reduce_each.value, strategy.reduce_each is ReduceEach.auto),
-        ("reshard_after_forward", strategy.reshard_after_forward, strategy.reshard_after_forward is None),
+    fsdp = StrategyName.fsdp
+    several_times = (fsdp, StrategyName.zero1, StrategyName.zero2, StrategyName.zero3)
+    taken_by: list[tuple[str, Any, bool, tuple[StrategyName, ...]]] = [
+        ("reduce_each", strategy.reduce_each.value, strategy.reduce_each is ReduceEach.auto, several_times),
+        ("reshard_after_forward", strategy.reshard_after_forward, strategy.reshard_after_forward is None, (fsdp,)),
     ]
-    for key, value, unset in only_fsdp:
-        if not unset and name is not StrategyName.fsdp:
-            raise ConfigError(f"strategy.{key}", value, f"has no meaning under strategy={name.value}, only under fsdp")
+    for key, value, unset, takers in taken_by:
+        if not unset and name not in takers:
+            allowed = ", ".join(one.value for one in takers)
+            raise ConfigError(
+                f"strategy.{key}", value, f"has no meaning under strategy={name.value}", hint=f"strategy={allowed}"
+            )
     if strategy.deepspeed and not name.zero_stage:
         problem = f"has no meaning under strategy={name.value}, only under zero1 to zero3"
         raise ConfigError("strategy.deepspeed", strategy.deepspeed, problem)

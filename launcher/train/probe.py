@@ -18,6 +18,7 @@ from launcher.process import end_with_parent
 from launcher.train.build import raised
 from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, sketch_model
+from launcher.train.sharding.zero_check import check_zero_parts, check_zero_values
 
 KEPT = 4
 """Data sets that are kept for the next configuration: those of a sweep often have the same."""
@@ -54,7 +55,10 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
         degree = solve_mesh(config.mesh, world.size, config.strategy.name).data_parallel_degree
         facts = gather_facts(config, parts, degree)
         groups = param_groups(config, float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), [])
-        build_optimizer(parts.model, config.optimizer, groups)
+        optimizer = build_optimizer(parts.model, config.optimizer, groups)
+        if config.strategy.name.zero_stage:
+            check_zero_parts(parts.model, optimizer, config.strategy.name.value)
+            check_zero_values(config.strategy)
     except LauncherError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:

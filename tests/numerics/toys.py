@@ -58,6 +58,19 @@ class Drawing:
         return [random.random(), float(np.random.rand()), torch.rand(()).item()]
 
 
+class Listed:
+    """The samples as they are given."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
 class Slope(nn.Module):
     """One weight from 1; with the task Same the gradient is always 1."""
 
@@ -144,6 +157,24 @@ class BranchTask:
 
     def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return 0.5 * (output - batch["target"][:, None]).square().sum(1)
+
+
+class Varied(nn.Module):
+    """A tied pair, a frozen layer, a buffer that a forward changes, and sizes that neither 2 nor 3 divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 5)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.norm = nn.LayerNorm(5)
+        self.register_buffer("calls", torch.zeros(3))
+        self.head = nn.Linear(5, 11)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.calls += 1
+        logits: Tensor = self.head(self.norm(torch.tanh(self.frozen(self.embedding(rows.long())))))
+        return logits.logsumexp(-1) - logits[..., 3]
 
 
 def assembled(rank: int, world_size: int, text: str) -> Fit:

@@ -60,6 +60,9 @@ class LossModule(nn.Module):
     which no sample touched takes part in the reduction like any other, at no cost.
     """
 
+    touches_all = True
+    """False: parameters hang on the scalar only where the model has used them."""
+
     def __init__(self, model: nn.Module, task: Any, precision: Precision) -> None:
         super().__init__()
         self.model = model
@@ -89,7 +92,9 @@ class LossModule(nn.Module):
             real = torch.arange(rows.shape[0], device=rows.device) < num_real
             rows = torch.where(real, rows, torch.zeros_like(rows))
         total = rows.sum()
-        scaled: Tensor = _Touch.apply(total * scale, *self._trainable)  # type: ignore[no-untyped-call]
+        scaled: Tensor = total * scale
+        if self.touches_all:
+            scaled = _Touch.apply(scaled, *self._trainable)  # type: ignore[no-untyped-call]
         return scaled, total.detach().double()
 
     def _without_rows(self) -> tuple[Tensor, Tensor]:

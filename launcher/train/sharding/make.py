@@ -1,12 +1,14 @@
 """The sharding of a configuration's strategy."""
 
+from dataclasses import asdict
+
 import torch
 from torch import nn
 
 from launcher.config.choices import Offload, PrecisionName, ReduceEach, StrategyName
 from launcher.config.schema import Config
-from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
+from launcher.plan.zero import deepspeed_keys
 from launcher.train.optim import build_optimizer
 from launcher.train.parallel.activation_checkpoint import recompute_blocks
 from launcher.train.parallel.blocks import find_blocks
@@ -15,6 +17,7 @@ from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
 from launcher.train.sharding.ddp import DataParallel
 from launcher.train.sharding.fsdp import FullyShard
+from launcher.train.sharding.zero import Zero
 from launcher.train.window import Place
 
 
@@ -51,4 +54,10 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
             replicate=plan.mesh["dp_replicate"],
             shard=plan.mesh["dp_shard"],
         )
-    raise ConfigError("strategy", strategy.name.value, "isn't there yet", hint="strategy=ddp")
+    return _make_zero(config, plan, material, place)
+
+
+def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> Zero:
+    trainable = sum(one.numel() for one in material.model.parameters() if one.requires_grad)
+    keys = deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda")
+    return Zero(material, config.strategy, keys=keys, place=place)
