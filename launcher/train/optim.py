@@ -11,6 +11,8 @@ from torch import nn
 from launcher.errors import ConfigError, LauncherError
 from launcher.train.build import build, locate
 
+_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+"""Optimizers of torch with a fused update, which is taken on a GPU unless `fused` or `foreach` says otherwise."""
 _RESERVED = ("lr", "groups", "elementwise")
 
 
@@ -44,6 +46,10 @@ def _matches(match: str, name: str, parameter: nn.Parameter) -> bool:
     return re.search(match, name) is not None
 
 
+def _all_on_a_gpu(groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+    return all(one.device.type == "cuda" for group in groups for one in group)
+
+
 def build_optimizer(
     model: nn.Module, config: dict[str, Any], planned_groups: Sequence[dict[str, Any]]
 ) -> torch.optim.Optimizer:
@@ -65,6 +71,8 @@ def build_optimizer(
         if parameters:
             groups.append(group)
     spec = {name: value for name, value in config.items() if name not in _RESERVED}
+    if target in _FUSED and not {"fused", "foreach"} & spec.keys() and _all_on_a_gpu(split):
+        spec["fused"] = True
     made = build(spec, "optimizer", params=groups, lr=planned_groups[-1]["lr"])
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer._target_", config["_target_"], "must make a torch.optim.Optimizer")

@@ -28,9 +28,10 @@ MAY_IMPORT = {
     "submit": GROUND | {"config", "plan", "observe"},
     "sweep": GROUND | {"config", "plan", "observe", "prepare"},
     "tasks": GROUND,
+    "optim": GROUND,
     "models": GROUND,
     "data": GROUND,
-    "train": GROUND | {"config", "plan", "observe", "tasks", "models", "data"},
+    "train": GROUND | {"config", "plan", "observe", "tasks", "models", "data", "optim"},
 }
 """What each room may import beside itself. Modules outside the rooms are commands and may import any of them."""
 

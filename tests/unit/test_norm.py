@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launcher.train.parallel.norm import clip, sum_of_squares
+from launcher.optim.norm import clip, sum_of_squares
 
 
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 100_000, 3_000_000])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import LauncherError
-from launcher.train.parallel.norm import clip, sum_of_squares
+from launcher.optim.norm import clip, sum_of_squares
 from launcher.train.parallel.precision import LossScale, Precision
 
 

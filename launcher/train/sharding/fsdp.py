@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.config.choices import Offload, ReduceEach
 from launcher.config.schema import StrategyConfig
-from launcher.train.parallel.norm import sum_of_squares
+from launcher.optim.norm import sum_of_squares
 from launcher.train.sharding.base import Material, Sharding, local_parts
 
 

@@ -1,9 +1,14 @@
 """The norm of a gradient, right to rounding however many elements it has."""
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 RUN = 1024
@@ -40,3 +45,20 @@ def clip(tensors: list[Tensor], max_norm: float, norm: float) -> None:
     factor = max_norm / (norm + 1e-6)
     if factor < 1:
         torch._foreach_mul_(tensors, factor)
+
+
+def whole_norms(tensors: Sequence[Tensor]) -> list[float]:
+    """The norm of each tensor, of a sharded one over its shards, with one reduction for all that are sharded alike."""
+    squares = [sum_of_squares([one.to_local() if isinstance(one, DTensor) else one]) for one in tensors]
+    sharded: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
+    for index, one in enumerate(tensors):
+        if isinstance(one, DTensor):
+            for dimension, placement in enumerate(one.placements):
+                if placement.is_shard():
+                    sharded[one.device_mesh, dimension].append(index)
+    for (mesh, dimension), indices in sharded.items():
+        total = torch.stack([squares[index] for index in indices]).to(mesh.device_type)
+        dist.all_reduce(total, group=mesh.get_group(dimension))
+        for index, value in zip(indices, total, strict=True):
+            squares[index] = value
+    return [math.sqrt(one) for one in torch.stack([one.cpu() for one in squares]).tolist()] if squares else []
