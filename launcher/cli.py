@@ -15,17 +15,18 @@ the same update.
 
   train              compose, plan, start the ranks and follow the run to its end; with -m a sweep
   plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run
+  verify             a few updates of this model under every strategy here, against one process: a row for each
   status DIR         state, updates, rate and time left of one run or of every run below DIR
   export RUN_DIR     the trained model as one safetensors file [--output FILE]
 
 Overrides are Hydra's: batch.global_batch_size=256 data=text data.train.path=book.txt
 `launcher train --help` shows the groups and the configuration. In docs/configuration.md stands every key.
 
-Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 the numbers failed; others pass
-through from your code.
+Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 the numbers failed, 5 verify found a
+difference; others pass through from your code.
 """
 
-COMMANDS = ("train", "plan", "status", "export")
+COMMANDS = ("train", "plan", "verify", "status", "export")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +64,10 @@ def _dispatch(command: str, rest: list[str]) -> int:
         from launcher.commands import plan, train
 
         return train(rest) if command == "train" else plan(rest)
+    if command == "verify":
+        from launcher.verify import verify
+
+        return verify(rest)
     from launcher.run_commands import export, status
 
     if command == "status":

@@ -26,7 +26,7 @@ RUN_DIR = "hydra.run.dir"
 
 def train(argv: Sequence[str]) -> int:
     """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
-    options, arguments = _parse("train", argv)
+    options, arguments = parse_arguments("train", argv)
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
@@ -41,7 +41,7 @@ def train(argv: Sequence[str]) -> int:
 def plan(argv: Sequence[str]) -> int:
     """Prints the plan of a run, or its JSON. Writes nothing."""
     as_json = "--json" in argv
-    options, arguments = _parse("plan", [one for one in argv if one != "--json"])
+    options, arguments = parse_arguments("plan", [one for one in argv if one != "--json"])
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments):
             return 0
@@ -60,7 +60,8 @@ def plan(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parse(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
+def parse_arguments(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
+    """Hydra's flags and overrides on a command line. Raises LauncherError for one that isn't there."""
     parser = get_args_parser()
     parser.prog = f"launcher {command}"
     parser.allow_abbrev = False
@@ -118,6 +119,11 @@ def _composed(hydra: Hydra, options: Namespace, arguments: Arguments) -> DictCon
             return None
         raise
     return None if composed.hydra.mode is RunMode.MULTIRUN else composed
+
+
+def prepare_one(hydra: Hydra, arguments: Arguments) -> Prepared:
+    """The one run of a command that has no folder for it. Raises LauncherError."""
+    return _prepare(compose(hydra, arguments), arguments)
 
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:

@@ -123,6 +123,10 @@ class RunDir:
         return self.path / "result.json"
 
     @property
+    def verification(self) -> Path:
+        return self.path / "verify.json"
+
+    @property
     def loss_png(self) -> Path:
         return self.path / "loss.png"
 

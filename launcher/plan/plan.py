@@ -6,14 +6,16 @@ from fractions import Fraction
 from typing import Any
 
 from launcher.config.choices import DecayRule
-from launcher.config.schema import Config, ScalingConfig
+from launcher.config.schema import Config
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
-from launcher.plan.zero import check_zero, reductions
+from launcher.plan.notes import batch_norm_notes, rule_notes, window_notes
+from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, ScalingResult, build_learning_rate, scale
+from launcher.plan.strategy import settle_strategy
+from launcher.plan.zero import check_zero
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ class Plan:
     param_groups: list[dict[str, Any]]
     stages: list[list[int]] | None
     memory: dict[str, Any] | None
-    reductions_per_window: int
+    reduce_each: str | None
+    """Under fsdp when a gradient is reduced: window or micro_batch."""
+    activation_checkpoint: str
+    reductions_per_window: int | None
+    """How often each gradient travels; None: with micro_batch_tokens as often as a window has micro-batches."""
     facts: dict[str, Any]
     arithmetic: list[str]
     """Each line of the batch and rate arithmetic, with its numbers."""
@@ -121,26 +127,20 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     division = divide(config.batch, mesh.data_parallel_degree, facts.knows_lengths)
     batch = division.batch
     windows = windows_of(config, facts, batch)
-    optimizer = config.optimizer
-    scaled = scale(
-        config.scaling.rule,
-        float(optimizer["lr"]),
-        batch.global_batch_size,
-        config.scaling.base_batch_size,
-        optimizer.get("weight_decay"),
-        config.scaling.weight_decay,
-    )
+    scaled = _scaled(config, batch.global_batch_size)
     _check_training(config)
+    strategy = settle_strategy(config, mesh, batch.gradient_accumulation_steps, facts)
     timing = _timing(config, facts, windows, peak=scaled.lr)
-    notes = [*world.notes, *division.notes(), *_rule_notes(config.scaling, optimizer)]
-    if windows is not None and windows.samples_per_epoch < batch.global_batch_size:
-        notes.append(
-            f"data.train has {windows.samples_per_epoch} samples, fewer than a window of {batch.global_batch_size}: "
-            "every epoch is one update of all of them"
-        )
-    notes += check_zero(config, world, division.fields())
-    notes += _batch_norm_notes(facts, batch, windows)
-    notes += timing.rate.notes() if timing.rate else []
+    notes = [
+        *world.notes,
+        *division.notes(),
+        *rule_notes(config.scaling, config.optimizer),
+        *window_notes(batch, windows),
+        *batch_norm_notes(facts, batch, windows),
+        *strategy.notes,
+        *check_zero(config, world, division.fields()),
+        *(timing.rate.notes() if timing.rate else []),
+    ]
     return Plan(
         **division.fields(),
         mesh=asdict(mesh),
@@ -152,7 +152,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         precision=config.precision.name.value,
         seed=config.run.seed,
         **timing.fields(windows),
-        base_lr=float(optimizer["lr"]),
+        base_lr=float(config.optimizer["lr"]),
         lr=scaled.lr,
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
@@ -161,11 +161,17 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ),
         stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
         memory=None,
-        reductions_per_window=0 if world.size == 1 else reductions(config.strategy, batch.gradient_accumulation_steps),
+        **strategy.fields(),
         facts=asdict(facts),
         arithmetic=[*division.lines(), scaled.line],
         notes=notes,
     )
+
+
+def _scaled(config: Config, global_batch_size: int) -> ScalingResult:
+    optimizer, scaling = config.optimizer, config.scaling
+    base, decay = scaling.base_batch_size, optimizer.get("weight_decay")
+    return scale(scaling.rule, float(optimizer["lr"]), global_batch_size, base, decay, scaling.weight_decay)
 
 
 def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:
@@ -225,37 +231,6 @@ def _check_training(config: Config) -> None:
         raise ConfigError("data.workers", config.data.workers, "must be at least 0")
     if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
-
-
-def _batch_norm_notes(facts: Facts, batch: BatchPlan, windows: WindowTable | None) -> list[str]:
-    if not facts.batch_norm_layers:
-        return []
-    layers = f"batch norm ({facts.batch_norm_layers} layers)"
-    steps, degree = batch.gradient_accumulation_steps, batch.data_parallel_degree
-    if steps == degree == 1:
-        return [f"{layers}: its statistics are those of the whole window, since 1 rank takes it in 1 step"]
-    sizes = {batch.global_batch_size}
-    if windows is not None:
-        last = windows.window(windows.updates_per_epoch)
-        sizes.add(last.stop - last.start)
-    parts = [part for size in sizes for rank in (0, degree - 1) for part in batch.micro_slices(size, rank) if part]
-    fewest = min(map(len, parts))
-    alone = ", which torch refuses where a channel has a single value" if fewest == 1 else ""
-    return [
-        f"{layers}: its statistics are those of one micro-batch on one rank, {batch.micro_batch_size} samples (the "
-        f"smallest has {fewest}{alone}), so {steps} steps x {degree} ranks are not the same as one batch of "
-        f"{batch.global_batch_size}, and another layout trains another model; group norm has no such effect "
-        "(model.norm=group for launcher.models.ResNet)"
-    ]
-
-
-def _rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
-    target = str(optimizer.get("_target_", "")).rpartition(".")[2].lower()
-    if scaling.rule.value == "linear" and "adam" in target:
-        return ["scaling.rule=linear was found for SGD; for the Adam family sqrt is derived in Malladi et al. 2022"]
-    if scaling.rule.value == "sqrt" and target == "sgd":
-        return ["scaling.rule=sqrt suits the Adam family; for SGD linear is the usual rule (Goyal et al. 2017)"]
-    return []
 
 
 def param_groups(

@@ -48,10 +48,19 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
         held_out = facts.get("validation_samples")
         validation = "no validation" if held_out is None else f"{held_out:,} for validation"
         rows.append(("data", f"{facts['samples']:,} samples to train on, {validation}"))
-    rows.append(("reductions a window", f"{plan.reductions_per_window} (how often gradients travel)"))
+    if plan.activation_checkpoint != "none":
+        rows.append(("activations", f"{plan.activation_checkpoint} recomputation"))
+    rows.append(("reductions a window", _reductions(plan)))
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
+
+
+def _reductions(plan: Plan) -> str:
+    if plan.reductions_per_window is None:
+        return "one a micro-batch"
+    each = "" if plan.reduce_each is None else f", each {plan.reduce_each.replace('_', '-')}"
+    return f"{plan.reductions_per_window} (how often gradients travel{each})"
 
 
 def _division(plan: Plan) -> str:

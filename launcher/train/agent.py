@@ -28,6 +28,7 @@ def cancel_on_signals(run: RunDir) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m launcher.train.agent", description=__doc__)
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--task", choices=("train", "verify"), default="train", help="what the ranks do")
     arguments = parser.parse_args()
     cancel_on_signals(RunDir(arguments.run_dir))  # before torch is imported, which takes seconds
     end_with_parent(signal.SIGTERM)
@@ -37,4 +38,4 @@ if __name__ == "__main__":
 
     from launcher.train.elastic import run_node
 
-    sys.exit(run_node(arguments.run_dir))
+    sys.exit(run_node(arguments.run_dir, arguments.task))

@@ -5,7 +5,7 @@ instance norm or a model's own moving average changes a buffer, and whether it d
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -61,12 +61,37 @@ def restore_buffers(kept: Sequence[_Kept]) -> None:
         one.restore()
 
 
+Copies = Sequence[tuple[nn.Module, str, Tensor]]
+
+
+@torch.no_grad()
+def copy_buffers(model: nn.Module) -> Copies:
+    """A copy of each buffer below `model`, with the module and the name that it has there."""
+    return [
+        (module, name, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
 @contextmanager
-def untouched_buffers(model: nn.Module) -> Iterator[None]:
+def borrowed_buffers(copies: Copies) -> Iterator[None]:
+    """Puts copies in the place of the buffers, and afterwards the buffers back as they were. Nothing is written into a
+    tensor that a backward may still need."""
+    own = [(module, name, module._buffers[name]) for module, name, _ in copies]
+    for module, name, copy in copies:
+        module._buffers[name] = copy.clone()
+    try:
+        yield
+    finally:
+        for module, name, buffer in own:
+            module._buffers[name] = buffer
+
+
+def untouched_buffers(model: nn.Module) -> AbstractContextManager[None]:
     """Leaves every buffer as it was, whatever the forward and the backward inside do to it."""
-    kept = keep_buffers(model)
-    yield
-    restore_buffers(kept)
+    return borrowed_buffers(copy_buffers(model))
 
 
 class Buffers:

@@ -39,8 +39,8 @@ class Failure:
     """A message, a traceback, or the signal that ended it."""
 
 
-def run_node(run_dir: Path) -> int:
-    """Runs this node's ranks to their end. Returns the run's exit code."""
+def run_node(run_dir: Path, task: str = "train") -> int:
+    """Runs this node's ranks to their end. Returns the run's exit code. `task`: what they do, train or verify."""
     run = RunDir(run_dir)
     error: dict[str, Any] | None = None
     with scratch() as folder:
@@ -48,7 +48,8 @@ def run_node(run_dir: Path) -> int:
             plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
             for stale in run.logs.glob("error_*.json"):
                 stale.unlink()
-            launch_agent(_launch_config(plan), sys.executable, ["-m", "launcher.train.worker", str(run.path)])
+            worker = ["-m", "launcher.train.worker", str(run.path), task]
+            launch_agent(_launch_config(plan), sys.executable, worker)
             state, code = State.finished, int(Exit.FINISHED)
         except ChildFailedError as failed:
             failure = first_failure(failed.failures, run.logs, folder)

@@ -39,12 +39,17 @@ class Reader:
     micro_batch_size: int
     seed: int
     workers: int = 0
+    equal_steps: bool = False
+    """Whether every rank gets as many micro-batches, the last maybe a copy of a sample that doesn't count."""
 
     def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterable[Read]:
-        """This rank's part of `indices`, which may be empty; each sample is read once over all ranks."""
+        """This rank's part of `indices`, which may be empty; each sample counts once over all ranks."""
         mine = [Item(0, index, True) for index in indices[self.place.rank :: self.place.degree]]
         size = self.micro_batch_size
         turns = [mine[start : start + size] for start in range(0, len(mine), size)]
+        most = -(-len(indices) // self.place.degree)  # samples of the first rank
+        if self.equal_steps and len(turns) < -(-most // size):
+            turns.append([Item(0, indices[0], False)])
         return DataLoader(
             Samples(data, self.seed),
             batch_sampler=turns,
@@ -70,6 +75,8 @@ def validate(model: nn.Module, data: Any, reader: Reader, precision: Precision) 
                 batch = to_device(read.batch, place.device)
                 seed_micro_batch(reader.seed, 0, place.rank, step)
                 output = precision.call(model, task.inputs(batch))
+                if read.num_real == 0:
+                    continue
                 sums["weight"] += float(weights.sum())
                 sums["loss"] += float(row_losses(task, output, batch).double().sum())
                 for name, values in _metrics(task, output, batch).items():

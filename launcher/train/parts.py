@@ -1,6 +1,6 @@
 """Model, task, data and the facts about them, from the configuration."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -19,7 +19,9 @@ from launcher.plan.division import divide
 from launcher.plan.facts import Facts, token_targets
 from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
+from launcher.train.deferred import Blueprint, CannotDefer, defer
 from launcher.train.optim import group_parameters
+from launcher.train.parallel.blocks import check_blocks
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
 
 _MOST_EPOCHS = 100_000
@@ -36,6 +38,8 @@ class Parts:
     task: Any
     train: Any
     validation: Any | None
+    fill: Callable[[nn.Module], None] = lambda _module: None
+    """Gives the tensors of a part of a deferred model their numbers."""
 
 
 def build_data(config: Config) -> tuple[Any, Any | None]:
@@ -73,8 +77,12 @@ def build_task(config: Config) -> Any:
     return task
 
 
-def build_model(config: Config, *, device: str = "cpu") -> nn.Module:
+def build_model(config: Config, *, device: str = "cpu", load: bool = True) -> nn.Module:
     """The model with its initial weights, which depend on run.seed alone, or those of model_weights.
+
+    Args:
+        device: where it is made; on the meta device it has no weights.
+        load: whether to read the file of model_weights; else it is only looked at.
 
     Raises:
         LauncherError: it is no nn.Module, or the weights don't fit it.
@@ -87,9 +95,35 @@ def build_model(config: Config, *, device: str = "cpu") -> nn.Module:
     _check_state(model, config.model["_target_"])
     if config.model_weights is not None:
         check_weights(model, config.model_weights)
-        if device != "meta":
+        if load and device != "meta":
             model.load_state_dict(load_file(config.model_weights), strict=True)
     return model
+
+
+def defer_model(config: Config) -> tuple[nn.Module, Callable[[nn.Module], None]]:
+    """The model of `build_model` without memory for its large tensors, and what fills a part of it.
+
+    One whose constructor can't be followed is made whole, and said.
+    """
+    try:
+        blueprint = defer(lambda: build_model(config, load=False))
+    except CannotDefer as error:
+        print(f"the model is made whole on every rank before it is sharded: {error}", flush=True)
+        return build_model(config), lambda _module: None
+    if config.model_weights is None:
+        return blueprint.model, blueprint.fill
+    file: Any = safe_open(config.model_weights, framework="pt")
+    file = file.__enter__()  # open as long as parts of the model are filled from it
+    names = set(file.keys())
+    with torch.no_grad():
+        for name, tensor in blueprint.model.state_dict(keep_vars=True).items():
+            if not tensor.is_meta:
+                tensor.copy_(file.get_tensor(name))
+
+    def value(name: str, tensor: Tensor) -> Tensor:
+        return file.get_tensor(name).to(tensor.dtype) if name in names else blueprint.value(name, tensor)
+
+    return blueprint.model, Blueprint(blueprint.model, value).fill
 
 
 def sketch_model(config: Config) -> nn.Module:
@@ -139,6 +173,7 @@ def check_weights(model: nn.Module, path: str) -> None:
 
 def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
     """What the plan needs to know of the model and the data. `degree` matters where global_batch_size is null."""
+    check_blocks(parts.model, config.strategy)
     parameters = {id(one): one for one in parts.model.parameters()}.values()
     groups = group_parameters(parts.model.named_parameters(), config.optimizer["groups"])
     layers = getattr(parts.model, "layers", None)

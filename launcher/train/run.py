@@ -4,6 +4,9 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from launcher.config.choices import Device, OnNonfinite
+from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
 from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.errors import StorageError
@@ -26,7 +29,7 @@ from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
 from launcher.train.evaluate import Reader, Validation, baseline_loss, validate
 from launcher.train.fit import Fit, Policy, Progress, Reporter
-from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
+from launcher.train.parts import Parts, build_data, build_model, build_task, defer_model, gather_facts
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.base import Sharding
 from launcher.train.sharding.make import make_precision, make_sharding
@@ -39,16 +42,10 @@ START_TIMEOUT = timedelta(minutes=30)
 def run_rank(run: RunDir, attempt: int) -> None:
     """Trains this rank's part of the run. Leaves the model and the result in the run's folder (rank 0)."""
     started = time.monotonic()
-    config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
-    for folder in reversed(plan.pythonpath):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    os.chdir(plan.cwd)
-    torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
-    place = join(plan)
-    try:
+    with joined(run) as (config, plan, place):
         train, validation = build_data(config)
-        parts = Parts(build_model(config), build_task(config), train, validation)
+        model, fill = defer_model(config) if config.strategy.name is StrategyName.fsdp else (build_model(config), None)
+        parts = Parts(model, build_task(config), train, validation, *([fill] if fill else []))
         plan, facts = complete(config, plan, parts)
         if place.rank == 0:
             write_atomic(run.plan, to_json(plan.to_dict()))
@@ -57,15 +54,27 @@ def run_rank(run: RunDir, attempt: int) -> None:
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
             progress = fit.run()
             finish(run, config, plan, parts, place, fit.sharding, progress, started)
-        if place.degree > 1:
-            dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
 
 
-def join(plan: Plan) -> Place:
-    """Meets the other ranks and says where this one stands."""
+@contextmanager
+def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
+    """The two files of a run, and this rank's place among the others, whom it leaves together with them."""
+    config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    for folder in reversed(plan.pythonpath):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    os.chdir(plan.cwd)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
+    place = join(plan, offloads=config.strategy.offload is not Offload.none)
+    yield config, plan, place
+    if place.degree > 1:
+        dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def join(plan: Plan, *, offloads: bool = False) -> Place:
+    """Meets the other ranks and says where this one stands. `offloads`: a rank alone makes a group too."""
     rank, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if world != plan.world_size:
         raise RuntimeError(f"the plan is for {plan.world_size} ranks, and {world} were started")
@@ -73,8 +82,9 @@ def join(plan: Plan) -> Place:
     if plan.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group("nccl" if plan.device == "cuda" else "gloo", timeout=START_TIMEOUT)
+    if world > 1 or offloads:
+        # what is offloaded under CUDA is reduced on the host
+        dist.init_process_group("cpu:gloo,cuda:nccl" if plan.device == "cuda" else "gloo", timeout=START_TIMEOUT)
         if plan.device == "cuda":
             group = dist.new_group(backend="gloo", timeout=START_TIMEOUT)
     return Place(rank, plan.data_parallel_degree, device, group)
@@ -99,7 +109,6 @@ def assemble(
     assert table is not None
     assert plan.num_updates is not None
     seed = config.run.seed
-    parts.model.to(place.device)
     parts.model.train()
     sharding = make_sharding(config, plan, parts, place)
     assert plan.layout is not None
@@ -126,6 +135,7 @@ def assemble(
         1 if stops_at_first else training.max_skipped_in_a_row,
     )
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
+    reader = replace(reader, equal_steps=sharding.forward_is_collective)
     check = None
     if parts.validation is not None:
 

@@ -41,8 +41,8 @@ def _leave_word(run: RunDir, rank: int, attempt: int, error: BaseException, code
         write_atomic(error_file(Path(os.environ[SCRATCH]), rank, attempt), json.dumps(word))
 
 
-def main(run_dir: str) -> int:
-    """Runs one rank to its end. Returns its exit code."""
+def main(run_dir: str, task: str = "train") -> int:
+    """Runs one rank to its end. Returns its exit code. `task`: train or verify."""
     run = RunDir(Path(run_dir))
     rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     end_with_parent(signal.SIGKILL)
@@ -50,9 +50,11 @@ def main(run_dir: str) -> int:
         with writing(run.rank_log(rank)):
             log_to(run.rank_log(rank))
         faulthandler.enable()
-        from launcher.train.run import run_rank
-
-        run_rank(run, attempt)
+        if task == "verify":
+            from launcher.train.verify import verify_rank as do
+        else:
+            from launcher.train.run import run_rank as do
+        do(run, attempt)
     except SystemExit as stop:
         if stop.code in (0, None):  # user code left early: the others would wait for this rank for ever
             error = RuntimeError("this rank ended by sys.exit(0) before the run was finished")
@@ -69,7 +71,7 @@ def main(run_dir: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(*sys.argv[1:])
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -34,7 +34,19 @@ MAY_IMPORT = {
 }
 """What each room may import beside itself. Modules outside the rooms are commands and may import any of them."""
 
-WITHOUT_TORCH = ("config", "plan", "submit", "sweep", "cli", "commands", "prepare", "run_commands", "run_dir", "errors")
+WITHOUT_TORCH = (
+    "config",
+    "plan",
+    "submit",
+    "sweep",
+    "cli",
+    "commands",
+    "prepare",
+    "run_commands",
+    "verify",
+    "run_dir",
+    "errors",
+)
 """Rooms and modules that are imported where torch may be absent or would be slow to load."""
 WITHOUT_TORCH_TOO = ("launcher.observe.progress", "launcher.observe.plot", "launcher.observe.status")
 

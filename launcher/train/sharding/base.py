@@ -1,5 +1,6 @@
 """How parameters, gradients and optimizer states are spread, and when gradients travel."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.distributed.tensor import DTensor
 
 from launcher.errors import LauncherError
+from launcher.train.parallel.norm import clip, sum_of_squares
 from launcher.train.parallel.precision import LossScale, Precision
 
 
@@ -34,13 +36,19 @@ class Material:
     """What a sharding is made of."""
 
     model: nn.Module
-    """The plain model on the rank's device, or on the meta device where the sharding can fill it by itself."""
+    """The plain model, on the CPU; tensors of one that was deferred are on the meta device until `fill`."""
     task: Any
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     """Makes the optimizer of the model's parameters as they are by then: whole or sharded."""
     precision: Precision
     degree: int
     """Data-parallel ranks."""
+    device: torch.device
+    """Where this rank computes."""
+    blocks: Mapping[str, nn.Module]
+    """The parts of the model that are sharded as one each, by name."""
+    fill: Callable[[nn.Module], None]
+    """Gives the tensors of a part of the model their numbers; nothing where they have them."""
     scaler: LossScale | None = None
     """The scale of the loss, under fp16."""
 
@@ -130,6 +138,8 @@ class Sharding(ABC):
 
     loss_factor: float = 1.0
     """What a wrapper's averaging divides by, to be multiplied in beforehand."""
+    forward_is_collective: bool = False
+    """Whether all ranks have to run the model equally often, in validation too."""
 
     def __init__(self, material: Material) -> None:
         self.model = material.model
@@ -152,6 +162,9 @@ class Sharding(ABC):
     def prepare(self) -> None:  # noqa: B027 — most shardings have nothing to prepare
         """Called once on every rank before the first window."""
 
+    def close(self) -> None:  # noqa: B027 — most shardings hold nothing
+        """Called once on every rank when nothing more is asked of this sharding."""
+
     def factor(self, weight: float, steps: int) -> float:
         """What each loss of a window is multiplied by.
 
@@ -165,8 +178,9 @@ class Sharding(ABC):
         if self.scaler is None:
             return self.loss_factor / weight
         micro_batches = self.degree * steps
-        self._unscale = 1 / (micro_batches * self.scaler.scale)
-        return self.loss_factor * self.scaler.scale * micro_batches / weight
+        # what averaging divides by comes in here too: on many ranks it would overflow half precision by itself
+        self._unscale = self.loss_factor / (micro_batches * self.scaler.scale)
+        return self.scaler.scale * micro_batches / weight
 
     @abstractmethod
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
@@ -194,13 +208,12 @@ class Sharding(ABC):
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if self.scaler is not None:
-            torch._foreach_mul_(gradients, self._unscale)
-        norm = self.norm(gradients)
-        grad_norm = float(norm)
+            torch._foreach_mul_(local_parts(gradients), self._unscale)
+        grad_norm = math.sqrt(self.sum_of_squares(gradients))
         applied = finite and grad_norm < float("inf")
         if applied:
             if max_norm is not None:
-                self.clip(gradients, max_norm, norm)
+                clip(local_parts(gradients), max_norm, grad_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self.optimizer.step()
@@ -216,13 +229,9 @@ class Sharding(ABC):
         self.scaler.update(overflow=not applied)
         return StepResult(grad_norm, applied, scale, overflow)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of the gradient over all ranks (scalar)."""
-        return get_total_norm(gradients)
-
-    def clip(self, gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Scales the gradients to `max_norm` where `norm` is above it."""
-        clip_grads_with_norm_(self.parameters, max_norm, norm)
+    def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
+        """The squared norm of the gradient over all ranks."""
+        return float(sum_of_squares(gradients))
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of the window."""
@@ -234,8 +243,18 @@ class Sharding(ABC):
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
 
 
+def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What this rank holds of each tensor."""
+    return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
+
+
 class Single(Sharding):
     """One rank: nothing travels."""
+
+    def __init__(self, material: Material) -> None:
+        material.fill(material.model)
+        material.model.to(material.device)
+        super().__init__(material)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()

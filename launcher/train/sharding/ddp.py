@@ -13,6 +13,8 @@ class DataParallel(Sharding):
     """torch's DistributedDataParallel, told which micro-batch is the last of a window."""
 
     def __init__(self, material: Material, *, group: ProcessGroup | None = None) -> None:
+        material.fill(material.model)
+        material.model.to(material.device)
         super().__init__(material)
         # Batch statistics are the launcher's business, so DDP leaves them alone. The bucket is the gradient's
         # memory: no second copy of it.

@@ -5,16 +5,18 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from launcher.config.choices import PrecisionName, StrategyName
+from launcher.config.choices import Offload, PrecisionName, ReduceEach, StrategyName
 from launcher.config.schema import Config
-from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
 from launcher.plan.zero import deepspeed_keys
 from launcher.train.optim import build_optimizer
+from launcher.train.parallel.activation_checkpoint import recompute_blocks
+from launcher.train.parallel.blocks import find_blocks
 from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
 from launcher.train.sharding.ddp import DataParallel
+from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.sharding.zero import Zero
 from launcher.train.window import Place
 
@@ -33,17 +35,26 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
     precision, scaler = make_precision(config, place), None
     if precision.name is PrecisionName.fp16:
         scaler = LossScale(config.precision.initial_scale, config.precision.scale_growth_interval)
-    material = Material(parts.model, parts.task, make_optimizer, precision, place.degree, scaler)
-    if config.strategy.name is StrategyName.single or place.degree == 1:
+    strategy, model = config.strategy, parts.model
+    blocks = find_blocks(model, strategy.wrap)
+    recompute_blocks(list(blocks.values()) or [model], config.activation_checkpoint)
+    material = Material(
+        model, parts.task, make_optimizer, precision, place.degree, place.device, blocks, parts.fill, scaler
+    )
+    if strategy.name is StrategyName.single or (place.degree == 1 and strategy.offload is Offload.none):
         return Single(material)
-    if config.strategy.name is StrategyName.ddp:
+    if strategy.name is StrategyName.ddp:
         return DataParallel(material)
-    if config.strategy.name.zero_stage:
-        return _make_zero(config, plan, material, place)
-    raise ConfigError("strategy", config.strategy.name.value, "isn't there yet", hint="strategy=ddp")
-
-
-def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> Zero:
-    trainable = sum(one.numel() for one in material.model.parameters() if one.requires_grad)
+    if strategy.name is StrategyName.fsdp:
+        assert plan.reduce_each is not None
+        return FullyShard(
+            material,
+            strategy,
+            reduce_each=ReduceEach(plan.reduce_each),
+            replicate=plan.mesh["dp_replicate"],
+            shard=plan.mesh["dp_shard"],
+        )
+    trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
     keys = deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda")
-    return Zero(material, config.strategy, keys=keys, place=place)
+    reduce_once = plan.reduce_each == ReduceEach.window.value
+    return Zero(material, strategy.name, keys=keys, reduce_once=reduce_once, group=place.group)

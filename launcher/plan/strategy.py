@@ -1,0 +1,122 @@
+"""What a strategy, a precision and recomputation come to, and what they can't be together."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.config.choices import Offload, PrecisionName, Recompute, ReduceEach, StrategyName
+from launcher.config.schema import ActivationCheckpointConfig, Config, PrecisionConfig, StrategyConfig
+from launcher.errors import ConfigError
+from launcher.plan.facts import Facts
+from launcher.plan.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class StrategyPlan:
+    """What the strategy settles."""
+
+    reduce_each: ReduceEach | None
+    """Under a strategy that shards: window or micro_batch."""
+    recompute: Recompute
+    reductions: int | None
+    notes: list[str] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the plan that follow from it."""
+        return {
+            "reduce_each": None if self.reduce_each is None else self.reduce_each.value,
+            "activation_checkpoint": self.recompute.value,
+            "reductions_per_window": self.reductions,
+        }
+
+
+def settle_strategy(config: Config, mesh: Mesh, steps: int | None, facts: Facts) -> StrategyPlan:
+    """The plan of the strategy.
+
+    Args:
+        steps: micro-batches of a full window on a rank; None: not the same for all windows.
+
+    Raises:
+        ConfigError: a key that the strategy would ignore, or a value that can't work.
+    """
+    strategy = config.strategy
+    _check_keys(strategy)
+    _check_recompute(config.activation_checkpoint)
+    _check_precision(config.precision)
+    notes = _notes(config, facts)
+    if mesh.data_parallel_degree == 1:
+        return StrategyPlan(ReduceEach.window, config.activation_checkpoint.name, 0, notes)
+    if not strategy.name.shards:
+        return StrategyPlan(None, config.activation_checkpoint.name, 1, notes)
+    each = strategy.reduce_each
+    if strategy.name is StrategyName.zero1:  # keeps whole gradients anyway
+        each = ReduceEach.window
+    if each is ReduceEach.auto:
+        each = ReduceEach.window if steps == 1 else ReduceEach.micro_batch
+        if each is ReduceEach.micro_batch and facts.trainable_parameters:
+            notes.append(_trade(facts.trainable_parameters, steps))
+    reductions = 1 if each is ReduceEach.window else steps
+    return StrategyPlan(each, config.activation_checkpoint.name, reductions, notes)
+
+
+def _trade(parameters: int, steps: int | None) -> str:
+    often = "each micro-batch" if steps is None else f"{steps} times a window"
+    return (
+        f"gradients are reduced {often} and never whole on a rank; strategy.reduce_each=window reduces them once, and "
+        f"keeps {parameters * 4 / 2**20:,.0f} MiB of them on every rank meanwhile"
+    )
+
+
+def _check_keys(strategy: StrategyConfig) -> None:
+    name = strategy.name
+    each, reshard = strategy.reduce_each, strategy.reshard_after_forward
+    if each is not ReduceEach.auto and not name.shards:
+        problem = f"has no meaning under strategy={name.value}, only under fsdp, zero2 and zero3"
+        raise ConfigError("strategy.reduce_each", each.value, problem)
+    if reshard is not None and name is not StrategyName.fsdp:
+        problem = f"has no meaning under strategy={name.value}, only under fsdp"
+        raise ConfigError("strategy.reshard_after_forward", reshard, problem)
+    if strategy.deepspeed and not name.zero_stage:
+        problem = f"has no meaning under strategy={name.value}, only under zero1 to zero3"
+        raise ConfigError("strategy.deepspeed", strategy.deepspeed, problem)
+    if strategy.offload is not Offload.none and not name.shards:
+        problem = f"strategy={name.value} keeps everything on the device"
+        raise ConfigError("strategy.offload", strategy.offload.value, problem, hint="strategy=fsdp or zero1 to zero3")
+    if name is StrategyName.fsdp and strategy.offload not in (Offload.none, Offload.cpu):
+        problem = "strategy=fsdp moves parameters, gradients and optimizer states together"
+        raise ConfigError("strategy.offload", strategy.offload.value, problem, hint="strategy.offload=cpu")
+    if strategy.nvme_path is not None and strategy.offload is not Offload.nvme:
+        raise ConfigError("strategy.nvme_path", strategy.nvme_path, "has no meaning without strategy.offload=nvme")
+
+
+def _check_recompute(recompute: ActivationCheckpointConfig) -> None:
+    if recompute.every is None:
+        return
+    if recompute.name is not Recompute.selective:
+        problem = f"has no meaning under activation_checkpoint={recompute.name.value}, only under selective"
+        raise ConfigError("activation_checkpoint.every", recompute.every, problem)
+    if recompute.every < 1:
+        raise ConfigError("activation_checkpoint.every", recompute.every, "must be at least 1")
+
+
+def _check_precision(precision: PrecisionConfig) -> None:
+    if not 0 < precision.initial_scale < float("inf"):
+        raise ConfigError("precision.initial_scale", precision.initial_scale, "must be a finite number above 0")
+    if precision.scale_growth_interval < 1:
+        given = precision.scale_growth_interval
+        raise ConfigError("precision.scale_growth_interval", given, "must be at least 1")
+
+
+def _notes(config: Config, facts: Facts) -> list[str]:
+    notes = []
+    strategy, recompute = config.strategy, config.activation_checkpoint
+    wraps = strategy.name is StrategyName.fsdp or recompute.name is not Recompute.none or recompute.offload
+    if strategy.wrap is not None and not wraps:
+        notes.append(f"strategy.wrap: nothing is wrapped under strategy={strategy.name.value} without recomputation")
+    if wraps and strategy.wrap is None and facts.parameters is not None and facts.num_layers is None:
+        notes.append(
+            "the model offers no `layers`, so it is one block: little memory is saved; strategy.wrap=[ClassName] names "
+            "the classes of its layers"
+        )
+    if config.precision.name is PrecisionName.fp16 and config.cluster.device.value == "cpu":
+        notes.append("precision=fp16 is slow on most CPUs; bf16 needs no loss scale")
+    return notes

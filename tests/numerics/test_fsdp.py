@@ -1,0 +1,177 @@
+"""FSDP: what travels and how often, the same bits whatever ran before, models that are never whole, refusals."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from configs import PLAIN, config_text, own
+from safetensors.torch import save_file
+from test_model_features import Network
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from toys import assembled, trained
+
+from launcher.config.choices import Device
+from launcher.config.validate import parse
+from launcher.errors import ConfigError
+from launcher.models import GPT
+from launcher.plan.facts import Facts
+from launcher.plan.mesh import World
+from launcher.plan.plan import make_plan
+from launcher.train.parts import Parts, build_task, defer_model, gather_facts
+
+pytestmark = pytest.mark.slow
+
+SIZES = {"hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 64, "vocab_size": 14}
+
+
+def config(window: int, micro: int, *more: str) -> str:
+    return config_text(
+        *PLAIN,
+        "strategy=fsdp",
+        *[f"model.{name}={value}" for name, value in SIZES.items()],
+        *("task.vocab_size=14", "task.bos=13", "data=custom", "data.train._target_=toys.Sequences"),
+        f"batch.global_batch_size={window}",
+        f"batch.micro_batch_size={micro}",
+        "training.duration=5 updates",
+        *more,
+    )
+
+
+def traffic(rank: int, world_size: int, text: str) -> list[dict[str, list[int]]]:
+    """For two windows the elements of each gradient that is reduced among shards, and among copies of them."""
+    fit = assembled(rank, world_size, text)
+    found = []
+    for update in (1, 2):
+        window = fit.windows.get(update)
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            fit.runner.run(window)
+        events = [event for event in profiler.events() if event.name.startswith(("c10d::", "gloo:all_reduce"))]
+        shards = [math.prod(one.input_shapes[1]) for one in events if one.name == "c10d::_reduce_scatter_base_"]
+        reduced = [math.prod(one.input_shapes[0]) for one in events if one.name == "gloo:all_reduce"]
+        for one in shards:  # gloo does a reduce-scatter by an all-reduce
+            reduced.remove(one)
+        found.append({"shards": shards, "copies": reduced})
+        fit.sharding.clear_gradients()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("degree", "more", "times", "copies"),
+    [
+        (2, ["strategy.reduce_each=window"], 1, 0),
+        (2, ["strategy.reduce_each=micro_batch"], 4, 0),
+        (2, [], 4, 0),
+        (4, ["mesh.dp_replicate=2"], 2, 1),
+        (4, ["mesh.dp_replicate=2", "strategy.reduce_each=window"], 1, 1),
+    ],
+)
+def test_gradients_travel_as_often_as_the_plan_says(
+    ranks: Any, degree: int, more: list[str], times: int, copies: int
+) -> None:
+    elements = sum(one.numel() for one in GPT(**SIZES).parameters())
+    for of_rank in ranks.run(traffic, config(8, 1, *more), world_size=degree):
+        for window in of_rank:
+            # three layers and what lies outside them, each a collective of its own; odd rows are filled up
+            assert len(window["shards"]) == 4 * times
+            assert elements * times <= sum(window["shards"]) < 1.1 * elements * times
+            assert len(window["copies"]) == 4 * copies
+            assert elements / 2 * copies <= sum(window["copies"]) < 0.6 * elements * max(copies, 1e-9)
+    assert plans(config(8, 1, *more), degree)["reductions_per_window"] == times
+
+
+def plans(text: str, degree: int) -> dict[str, Any]:
+    return make_plan(parse(text), Facts(samples=17, knows_lengths=True), world=World(1, degree, Device.cpu)).to_dict()
+
+
+def gradients_from(rank: int, world_size: int, text: str, first: int, last: int) -> dict[str, Tensor]:
+    """The gradients of window `last` in a training that starts at window `first`."""
+    fit = assembled(rank, world_size, text)
+    fit.sharding.prepare()
+    for update in range(first, last + 1):
+        fit.sharding.clear_gradients()
+        fit.runner.run(fit.windows.get(update))
+    named = fit.sharding.model.named_parameters()
+    return {name: one.grad.full_tensor() for name, one in named}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("degree", "more"), [(2, []), (3, []), (4, ["mesh.dp_replicate=2"])])
+def test_no_bit_depends_on_earlier_windows(ranks: Any, degree: int, more: list[str]) -> None:
+    text = config(5, 1, "model.dropout=0.3", *more)
+    whole = ranks.run(gradients_from, text, 1, 4, world_size=degree)
+    later = ranks.run(gradients_from, text, 4, 4, world_size=degree)
+    for one, other in zip(whole, later, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_validation_of_fewer_samples_than_ranks(ranks: Any) -> None:
+    """A forward is collective, so ranks without samples of their own take part with one that doesn't count."""
+    more = ["training.validate_every=2", "optimizer.lr=0.01"]
+    texts = [config(7, 2, *more, f"data.validation={{_target_: toys.Sequences, count: {n}}}") for n in (1, 4, 17)]
+    (alone,) = ranks.run(trained, texts, world_size=1)
+    for of_rank in ranks.run(trained, texts, world_size=3):
+        for mine, expected in zip(of_rank, alone, strict=True):
+            assert mine["validations"] == [2, 4, 5]
+            assert mine["validation"].loss == pytest.approx(expected["validation"].loss, rel=1e-6)
+            assert mine["validation"].metrics == pytest.approx(expected["validation"].metrics, rel=1e-6)
+
+
+def starts(rank: int, world_size: int, text: str) -> tuple[dict[str, Tensor], bool]:
+    """The state before the first update, and whether the model was ever without numbers."""
+    deferred = any(one.is_meta for one in defer_model(parse(text))[0].parameters())
+    return assembled(rank, world_size, text).sharding.full_state(), deferred
+
+
+LARGE = ["model.hidden_size=64", "model.intermediate_size=100", "model.vocab_size=300", "model.tie_head=false"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_weights_are_those_of_an_ordinary_start(ranks: Any, dtype: str) -> None:
+    torch.manual_seed(11)
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 100, "vocab_size": 300}
+    expected = GPT(**sizes, tie_head=False, dtype=dtype).state_dict()
+    for state, deferred in ranks.run(
+        starts, config(8, 1, "run.seed=11", *LARGE, f"+model.dtype={dtype}"), world_size=3
+    ):
+        assert deferred
+        assert state.keys() == expected.keys()
+        assert [name for name, value in expected.items() if not torch.equal(state[name], value)] == []
+
+
+def test_weights_from_a_file_reach_a_model_that_is_never_whole(ranks: Any, tmp_path: Any) -> None:
+    torch.manual_seed(5)
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 100, "vocab_size": 300}
+    expected = {name: value.clone() for name, value in GPT(**sizes).state_dict().items()}
+    save_file(expected, tmp_path / "weights.safetensors")
+    text = config(8, 1, *LARGE[:3], f"+model_weights={tmp_path}/weights.safetensors")
+    for state, deferred in ranks.run(starts, text, world_size=2):
+        assert deferred
+        assert [name for name, value in expected.items() if not torch.equal(state[name], value)] == []
+
+
+class SharedBlocks(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.layers[1].weight = self.layers[0].weight  # type: ignore[assignment]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](rows))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "layers.1.weight is the same parameter as layers.0.weight"),
+        (["strategy.wrap=[Lineal]"], "strategy.wrap=Lineal: no module of the model has this class\n.*'Linear'"),
+    ],
+)
+def test_blocks_that_cannot_be_sharded_apart_are_refused(more: list[str], said: str) -> None:
+    text = config_text(*own("test_fsdp.SharedBlocks", "toys.Same", "toys.Masked"), "strategy=fsdp", *more)
+    settings = parse(text)
+    model, _ = defer_model(settings)
+    with pytest.raises(ConfigError, match=said):
+        gather_facts(settings, Parts(model, build_task(settings), Network(), None))
