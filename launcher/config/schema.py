@@ -170,7 +170,7 @@ class StrategyConfig:
     reduce_each: ReduceEach = ReduceEach.auto
     """When gradients are reduced under fsdp, zero2 and zero3: window (once, which keeps a whole gradient on each rank
     from the first micro-batch on), micro_batch (each time: less memory, more traffic); auto: window where a window is
-    one micro-batch, else micro_batch."""
+    one micro-batch, else micro_batch. zero1 keeps whole gradients anyway, and reduces them once."""
     reshard_after_forward: bool | None = None
     """Whether a block gives its gathered parameters back between forward and backward under fsdp; null: yes for blocks,
     no for what lies outside them."""

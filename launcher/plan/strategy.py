@@ -17,7 +17,7 @@ class StrategyPlan:
     """What the strategy settles."""
 
     reduce_each: ReduceEach | None
-    """Where a strategy can do either: window or micro_batch."""
+    """Under a strategy that shards: window or micro_batch."""
     recompute: Recompute
     reductions: int | None
     notes: list[str] = field(default_factory=list)
@@ -43,11 +43,13 @@ def settle_strategy(config: Config, mesh: Mesh, world: World, division: Division
     _check_precision(config.precision)
     notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
     if mesh.data_parallel_degree == 1:
-        return StrategyPlan(None, recompute.name, 0, notes)
-    if strategy.name in (StrategyName.ddp, StrategyName.zero1):
+        return StrategyPlan(ReduceEach.window if strategy.name.shards else None, recompute.name, 0, notes)
+    if not strategy.name.shards:
         return StrategyPlan(None, recompute.name, 1, notes)
     steps = None if division.micro_batch_tokens is not None else division.batch.gradient_accumulation_steps
     each = strategy.reduce_each
+    if strategy.name is StrategyName.zero1:  # keeps whole gradients anyway
+        each = ReduceEach.window
     if each is ReduceEach.auto:
         each = ReduceEach.window if steps == 1 else ReduceEach.micro_batch
         if each is ReduceEach.micro_batch and facts.trainable_parameters:
@@ -65,18 +67,13 @@ def _trade(parameters: int, steps: int | None) -> str:
 
 def _check_keys(strategy: StrategyConfig) -> None:
     name = strategy.name
-    fsdp = StrategyName.fsdp
-    several_times = (fsdp, StrategyName.zero1, StrategyName.zero2, StrategyName.zero3)
-    taken_by: list[tuple[str, Any, bool, tuple[StrategyName, ...]]] = [
-        ("reduce_each", strategy.reduce_each.value, strategy.reduce_each is ReduceEach.auto, several_times),
-        ("reshard_after_forward", strategy.reshard_after_forward, strategy.reshard_after_forward is None, (fsdp,)),
-    ]
-    for key, value, unset, takers in taken_by:
-        if not unset and name not in takers:
-            allowed = ", ".join(one.value for one in takers)
-            raise ConfigError(
-                f"strategy.{key}", value, f"has no meaning under strategy={name.value}", hint=f"strategy={allowed}"
-            )
+    each, reshard = strategy.reduce_each, strategy.reshard_after_forward
+    if each is not ReduceEach.auto and not name.shards:
+        problem = f"has no meaning under strategy={name.value}, only under fsdp, zero2 and zero3"
+        raise ConfigError("strategy.reduce_each", each.value, problem)
+    if reshard is not None and name is not StrategyName.fsdp:
+        problem = f"has no meaning under strategy={name.value}, only under fsdp"
+        raise ConfigError("strategy.reshard_after_forward", reshard, problem)
     if strategy.deepspeed and not name.zero_stage:
         problem = f"has no meaning under strategy={name.value}, only under zero1 to zero3"
         raise ConfigError("strategy.deepspeed", strategy.deepspeed, problem)

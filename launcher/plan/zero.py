@@ -110,17 +110,13 @@ def check_zero(config: Config, world: World, batch: Mapping[str, Any]) -> list[s
         problem = "zero1 keeps whole gradients, so they are reduced once a window"
         raise ConfigError("strategy.reduce_each", strategy.reduce_each, problem, hint="strategy=zero2")
     _check_keys(config, batch)
-    if world.size == 1:
-        return _notes_of_one_rank(strategy)
+    if world.size == 1 and strategy.offload is Offload.none:
+        if not strategy.deepspeed:
+            return []
+        return [f"strategy={strategy.name.value} on one rank is plain training: strategy.deepspeed does nothing"]
     if strategy.offload in (Offload.optimizer, Offload.cpu) and world.device is Device.cpu:
         return [f"strategy.offload={strategy.offload.value}: on CPU everything lies in the host's memory anyway"]
     return []
-
-
-def reduces_once(strategy: StrategyConfig) -> bool:
-    """Whether gradients are reduced once a window, which keeps whole ones on every rank until then, or after each
-    micro-batch."""
-    return strategy.name.zero_stage == 1 or strategy.reduce_each is ReduceEach.window
 
 
 def deepspeed_keys(config: Config, batch: Mapping[str, Any], trainable: int, *, pin_memory: bool) -> dict[str, Any]:
@@ -191,15 +187,6 @@ def _check_offload(strategy: StrategyConfig) -> None:
         if find_library("aio") is None:
             problem = "needs the library libaio, which isn't installed here"
             raise ConfigError("strategy.offload", offload, problem, hint="install libaio, or strategy.offload=cpu")
-
-
-def _notes_of_one_rank(strategy: StrategyConfig) -> list[str]:
-    if strategy.offload is not Offload.none:
-        problem = f"strategy={strategy.name.value} on one rank is plain training, where nothing waits elsewhere"
-        raise ConfigError("strategy.offload", strategy.offload, problem, hint="cluster.ranks_per_node=2 or more")
-    if strategy.deepspeed:
-        return [f"strategy={strategy.name.value} on one rank is plain training: strategy.deepspeed does nothing"]
-    return []
 
 
 def _check_keys(config: Config, batch: Mapping[str, Any]) -> None:

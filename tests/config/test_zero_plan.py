@@ -97,8 +97,6 @@ def test_nvme_needs_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_rank_has_nothing_to_divide() -> None:
-    with pytest.raises(ConfigError, match="one rank"):
-        plan("zero3", "strategy.offload=cpu", ranks=1)
     made = plan("zero3", block(wall_clock_breakdown=True), ranks=1)
     assert any("strategy.deepspeed does nothing" in note for note in made.notes)
     assert made.reductions_per_window == 0

@@ -280,3 +280,33 @@ def test_a_loss_scale_is_taken_out_before_the_clip(ranks: Any, task: CausalLM, s
         assert [step.applied for step in overflow["steps"]] == [False] * 3
         assert [step.loss_scale for step in overflow["steps"]] == [1e38, 5e37, 2.5e37]
         assert plain.largest_difference(overflow["state"], dict(model("float32").state_dict())) == 0.0
+
+
+def test_ranks_validate_together_though_one_has_fewer_samples_or_none(ranks: Any) -> None:
+    # a forward under stage 3 is one of all ranks: three samples, and one, over two ranks
+    texts = [
+        config_text(
+            *PLAIN,
+            *MEAN,
+            "+data.train.targets=[1,3]",
+            f"data.validation={{_target_: scalar.Targets, targets: {targets}}}",
+            "batch.global_batch_size=2",
+            "batch.micro_batch_size=1",
+            "training.duration=3 updates",
+            "training.validate_every=1",
+            "optimizer.lr=0.0",
+            "strategy=zero3",
+            PARTED,
+        )
+        for targets in ("[2,2,4]", "[2]")
+    ]
+    for of_rank in ranks.run(trained, texts, world_size=2):
+        assert [run["validation"].loss for run in of_rank] == [4.0, 2.0]
+        assert [run["validations"] for run in of_rank] == [[1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize(("strategy", "offload"), [("zero1", "optimizer"), ("zero3", "cpu")])
+def test_a_rank_alone_can_offload(ranks: Any, strategy: str, offload: str) -> None:
+    more = [f"strategy={strategy}", f"strategy.offload={offload}", "training.max_grad_norm=1.0", "+model.size=2"]
+    for ((run,),) in [ranks.run(trained, [mean("[[[10,0]],[[-4,8]]]", 1, 2, *more)], world_size=1)]:
+        assert run["state"]["w"].tolist() == pytest.approx([0.6, 0.8], rel=1e-6)

@@ -54,10 +54,7 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
             replicate=plan.mesh["dp_replicate"],
             shard=plan.mesh["dp_shard"],
         )
-    return _make_zero(config, plan, material, place)
-
-
-def _make_zero(config: Config, plan: Plan, material: Material, place: Place) -> Zero:
-    trainable = sum(one.numel() for one in material.model.parameters() if one.requires_grad)
+    trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
     keys = deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda")
-    return Zero(material, config.strategy, keys=keys, place=place)
+    reduce_once = plan.reduce_each == ReduceEach.window.value
+    return Zero(material, strategy.name, keys=keys, reduce_once=reduce_once, group=place.group)

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from launcher.config.schema import StrategyConfig
-from launcher.plan.zero import reduces_once
+from launcher.config.choices import StrategyName
 from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult
 from launcher.train.sharding.zero_check import check_zero_parts
 from launcher.train.sharding.zero_engine import Reduction, make_engine
-from launcher.train.window import Place
 
 
 class Zero(Sharding):
@@ -23,29 +22,41 @@ class Zero(Sharding):
     rank holds 4 bytes a parameter and its own part twice over.
     """
 
-    def __init__(self, material: Material, strategy: StrategyConfig, *, keys: Mapping[str, Any], place: Place) -> None:
+    def __init__(
+        self,
+        material: Material,
+        strategy: StrategyName,
+        *,
+        keys: Mapping[str, Any],
+        reduce_once: bool,
+        group: ProcessGroup | None,
+    ) -> None:
         """
         Args:
             keys: DeepSpeed's own configuration.
+            reduce_once: reduce gradients once a window, which keeps whole ones until then; else after each micro-batch.
+            group: where ranks ask each other on the host; None: the default group.
 
         Raises:
             ConfigError: a model or an optimizer that it can't take.
         """
+        material.fill(material.model)
+        material.model.to(material.device)
         super().__init__(material)
-        stage = strategy.name.zero_stage
-        self.stage, self.reduce_once = stage, reduces_once(strategy)
+        stage = strategy.zero_stage
+        self.stage, self.reduce_once = stage, reduce_once
         self.forward_is_collective = stage == 3
         self.loss_factor = float(material.degree)  # its reductions are averages
         trainable = [one for one in material.model.parameters() if one.requires_grad]
         self.optimizer = material.make_optimizer(material.model)
-        check_zero_parts(material.model, self.optimizer, strategy.name.value)
+        check_zero_parts(material.model, self.optimizer, strategy.value)
         loss_module = self.module
         assert isinstance(loss_module, LossModule)
         loss_module.touches_all = stage < 3  # under stage 3 it matters which parameters a backward reaches
-        self.engine = make_engine(self.module, self.optimizer, keys, place.device)
+        self.engine = make_engine(self.module, self.optimizer, keys, material.device)
         self.module = self.engine
         self._zero = self.engine.optimizer
-        self._reduction = Reduction(self.engine, trainable, stage, place.group)
+        self._reduction = Reduction(self.engine, trainable, stage, group)
         self._reduces = False
 
     @contextmanager
@@ -105,6 +116,9 @@ class Zero(Sharding):
             offloads = zero.offload_optimizer
         if offloads:
             zero.reset_cpu_buffers()
+
+    def close(self) -> None:
+        self.engine.destroy()
 
     def full_state(self) -> dict[str, Tensor]:
         if self.stage < 3:
