@@ -234,6 +234,19 @@ def test_long_windows_add_up_in_fp32_under_bf16(ranks: Any, strategy: str) -> No
             assert run["lines"][0]["grad_norm"] == 1.0
 
 
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_divided_parameters_are_gathered_again_to_recompute(ranks: Any, task: CausalLM, recompute: str) -> None:
+    overrides, kind, arguments = OPTIMIZERS["sgd"]
+    expected = model("float32")
+    plain.train(expected, task, Sequences(), GLOBAL, 3, kind(expected.parameters(), **arguments), 0.05)
+    more = ["strategy=zero3", f"activation_checkpoint={recompute}", "training.max_grad_norm=0.05"]
+    names = ("max_live_parameters", "max_reuse_distance")
+    live = [f"+strategy.deepspeed.zero_optimization.stage3_{name}=0" for name in names]
+    text = config("float32", 1, *overrides, *more, PARTED, *live, "training.duration=3 updates")
+    for (run,) in ranks.run(trained, [text], world_size=2):
+        assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE["float32"]
+
+
 OFFLOADS = [*[(strategy, "optimizer") for strategy in STAGES], ("zero3", "cpu")]
 
 
