@@ -40,7 +40,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 quick: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

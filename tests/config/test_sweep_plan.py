@@ -130,7 +130,7 @@ def test_a_sweep_in_portions_is_planned_whole(command, asked):
         (["run.name=${oc.env:NOT_SET}"], "NOT_SET"),
     ],
 )
-@pytest.mark.parametrize("name", ["train", "plan"])
+@pytest.mark.parametrize("name", [pytest.param("train", marks=pytest.mark.slow), "plan"])
 def test_a_sweep_that_cannot_work_is_refused_whole(command, monkeypatch, name, overrides, said):
     monkeypatch.delenv("NOT_SET", raising=False)
     answer = command(name, "-m", *CPU, *overrides)
