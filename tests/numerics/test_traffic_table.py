@@ -1,0 +1,76 @@
+"""The table of docs/strategies.md: what travels in a window under each strategy, counted by torch's profiler."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import PLAIN, config_text
+from torch.profiler import ProfilerActivity, profile
+from toys import assembled
+
+from launcher.models import GPT
+
+pytestmark = pytest.mark.slow
+
+TABLE = Path(__file__).parents[2] / "docs" / "strategies.md"
+SIZES = {"hidden_size": 32, "num_layers": 4, "num_heads": 2, "intermediate_size": 64, "vocab_size": 14}
+NOTHING_KEPT = "+strategy.deepspeed.zero_optimization.stage3_param_persistence_threshold=0"
+"""DeepSpeed keeps parameters of less than 100,000 elements whole otherwise: all of this model's."""
+STRATEGIES = {
+    "ddp": (2, ["strategy=ddp"]),
+    "fsdp": (2, ["strategy=fsdp"]),
+    "fsdp, reduce_each=window": (2, ["strategy=fsdp", "strategy.reduce_each=window"]),
+    "fsdp, dp_replicate=2": (4, ["strategy=fsdp", "mesh.dp_replicate=2"]),
+    "zero1": (2, ["strategy=zero1"]),
+    "zero2": (2, ["strategy=zero2"]),
+    "zero2, reduce_each=window": (2, ["strategy=zero2", "strategy.reduce_each=window"]),
+    "zero3": (2, ["strategy=zero3", NOTHING_KEPT]),
+    "zero3, reduce_each=window": (2, ["strategy=zero3", "strategy.reduce_each=window", NOTHING_KEPT]),
+}
+
+
+def travelled(rank: int, world_size: int, text: str) -> tuple[int, int, int, int]:
+    """Of the second window: how many collectives add up tensors, their elements, how many gather, and their elements."""
+    fit = assembled(rank, world_size, text)
+    fit.sharding.prepare()
+    fit.runner.run(fit.windows.get(1))
+    fit.sharding.step(0.1, 1.0)
+    window = fit.windows.get(2)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        fit.runner.run(window)
+        fit.sharding.step(0.1, 1.0)
+    fit.sharding.close()
+    events = [(one.name, math.prod(one.input_shapes[0])) for one in profiler.events() if one.name.startswith("gloo:")]
+    added = [size for name, size in events if name in ("gloo:all_reduce", "gloo:reduce_scatter") and size > 8]
+    shards = 2  # in every row
+    gathered = [size * shards for name, size in events if name == "gloo:all_gather" and size > 8]
+    return len(added), sum(added), len(gathered), sum(gathered)
+
+
+def row(ranks: Any, name: str) -> str:
+    degree, overrides = STRATEGIES[name]
+    text = config_text(
+        *PLAIN,
+        *[f"model.{key}={value}" for key, value in SIZES.items()],
+        *("task.vocab_size=14", "task.bos=13", "data=custom", "data.train._target_=toys.Sequences"),
+        "+data.train.count=32",
+        f"batch.global_batch_size={4 * degree}",
+        "batch.micro_batch_size=1",
+        "training.duration=2 updates",
+        *overrides,
+    )
+    counted = ranks.run(travelled, text, world_size=degree)
+    assert len(set(counted)) == 1, counted
+    added, added_elements, gathered, gathered_elements = counted[0]
+    parameters = sum(one.numel() for one in GPT(**SIZES).parameters())
+    return (
+        f"| {name} | {degree} | {added} | {added_elements / parameters:.1f} | {gathered} | "
+        f"{gathered_elements / parameters:.1f} |"
+    )
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_the_table_is_what_travels(ranks: Any, name: str) -> None:
+    (written,) = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |")]
+    assert row(ranks, name) == written
