@@ -6,7 +6,9 @@ import sys
 import time
 from typing import Any
 
+import torch
 from scalar import Targets
+from torch import Tensor, nn
 
 
 class Faulty(Targets):
@@ -26,3 +28,48 @@ class Faulty(Targets):
                 sys.exit(int(self.how.removeprefix("exit")))
             time.sleep(1000)
         return super().__getitem__(index)
+
+
+class Layer(nn.Linear):
+    """A layer that fails on rank 1 in its third forward, where the others wait for it in a collective."""
+
+    def __init__(self, width: int, fails: bool) -> None:
+        super().__init__(width, width)
+        self.fails, self.forwards = fails, 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.forwards += 1
+        if self.fails and self.forwards == 3 and os.environ["RANK"] == "1":
+            raise ValueError("this layer is broken")
+        return super().forward(hidden)
+
+
+class Layered(nn.Module):
+    """Three layers, of which the second may fail; the loss is the mean square of what comes out."""
+
+    def __init__(self, width: int = 4, fails: bool = False, coupled: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width, fails and index == 1) for index in range(3))
+        self.width, self.coupled = width, coupled
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = rows[:, None] * torch.linspace(-1, 1, self.width)
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return hidden - hidden.mean(0) if self.coupled else hidden
+
+
+class Square:
+    """The loss of a row is the mean square of the output."""
+
+    def collate(self, samples: list[float]) -> dict[str, Tensor]:
+        return {"rows": torch.tensor(samples)}
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.ones(len(batch["rows"]))
+
+    def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return output.square().mean(1)

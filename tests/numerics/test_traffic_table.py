@@ -31,7 +31,7 @@ STRATEGIES = {
 
 
 def travelled(rank: int, world_size: int, text: str) -> tuple[int, int, int, int]:
-    """Of the second window: how many collectives add up tensors, their elements, how many gather, and their elements."""
+    """Of the second window: how many collectives add up and their elements, how many gather and theirs."""
     fit = assembled(rank, world_size, text)
     fit.sharding.prepare()
     fit.runner.run(fit.windows.get(1))
