@@ -5,6 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from configs import config_text
+
+from launcher.errors import LauncherError
+from launcher.plan.facts import ask_all
 
 TWO_RANKS = ("cluster.device=cpu", "cluster.ranks_per_node=2")
 
@@ -252,8 +256,52 @@ def own(optimizer: str) -> list[str]:
     return ["optimizer=custom", f"optimizer._target_={optimizer}", "optimizer.lr=1"]
 
 
+REFUSED = [
+    (["+model.num_layrs=3"], ["model.num_layrs=3", "GPT takes no such argument", "did you mean 'num_layers'"]),
+    (["model._target_=nowhere.Thing"], ["model._target_=nowhere.Thing", "can't be imported", "importable"]),
+    (["model._target_=launcher.models.GTP"], ["launcher.models.GTP", "did you mean 'GPT'"]),
+    (["~model.num_layers"], ["model.num_layers", "GPT needs this argument"]),
+    (["data=text", "data.train.path=not/there"], ["data.train: ", "not/there"]),
+    (["+optimizer.momentm=1"], ["optimizer.momentm=1", "AdamW takes no such argument"]),
+    (["optimizer=sgd", "optimizer.momentum=-1"], ["optimizer.momentum=-1", "SGD raised ValueError"]),
+    (["optimizer=sgd", "optimizer.momentum=abc"], ["optimizer.momentum=abc", "SGD raised TypeError"]),
+    (["optimizer.betas=3"], ["optimizer.betas=3", "AdamW raised TypeError"]),
+    (["optimizer=sgd", "optimizer.nesterov=true"], ["optimizer.momentum=0.0, optimizer.nesterov=true"]),
+    ([*own("torch.optim.LBFGS")], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
+    ([*own("mine.Closure")], ["optimizer._target_=mine.Closure", "needs a closure"]),
+    (["model._target_=exits.Net"], ["model._target_=exits.Net", "called sys.exit(3)", "exits.py:2"]),
+    (["model._target_=raises.Net"], ["model._target_=raises.Net", "ZeroDivisionError", "raises.py:1"]),
+    (["model=custom", "model._target_=mine.Exits"], ["model: mine.Exits called sys.exit('bye')", "mine.py"]),
+    (["data=custom", "data.train._target_=mine.Exiting"], ["called sys.exit(None)", "mine.py"]),
+    (["data=custom", "data.train._target_=mine.Lengths"], ["data.train._target_", "whole numbers", "-1"]),
+    *[
+        (
+            ["task=custom", "task._target_=mine.Task", f"+task.value={value}", "training.duration=9 tokens"],
+            ["task.length must give a whole number of at least 0", said],
+        )
+        for value, said in (("-1", "not -1"), ("1.5", "not 1.5"), ("word", "not 'word'"), ("null", "not None"))
+    ],
+]
+"""What the user gives, and what is said of it by the process that asks the model and the data."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """One process is asked for all of them, as for the runs of a sweep."""
+    folder = tmp_path_factory.mktemp("mine")
+    for name, text in MODULES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return ask_all([config_text(*overrides) for overrides, _ in REFUSED], [str(folder)])
+
+
 @pytest.mark.slow
 class TestWhatOnlyTheModelOrTheDataKnows:
+    @pytest.mark.parametrize("number", range(len(REFUSED)))
+    def test_is_refused(self, answers, number):
+        assert isinstance(answers[number], LauncherError)
+        for text in REFUSED[number][1]:
+            assert text in str(answers[number])
+
     @pytest.fixture
     def no_facts(self):
         """They are asked."""
@@ -261,31 +309,9 @@ class TestWhatOnlyTheModelOrTheDataKnows:
     @pytest.mark.parametrize(
         ("overrides", "expected"),
         [
-            (["+model.num_layrs=3"], ["model.num_layrs=3", "GPT takes no such argument", "did you mean 'num_layers'"]),
-            (["model._target_=nowhere.Thing"], ["model._target_=nowhere.Thing", "can't be imported", "importable"]),
             (["model._target_=launcher.models.GTP"], ["launcher.models.GTP", "did you mean 'GPT'"]),
-            (["~model.num_layers"], ["model.num_layers", "GPT needs this argument"]),
-            (["data=text", "data.train.path=not/there"], ["data.train: ", "not/there"]),
-            (["+optimizer.momentm=1"], ["optimizer.momentm=1", "AdamW takes no such argument"]),
-            (["optimizer=sgd", "optimizer.momentum=-1"], ["optimizer.momentum=-1", "SGD raised ValueError"]),
-            (["optimizer=sgd", "optimizer.momentum=abc"], ["optimizer.momentum=abc", "SGD raised TypeError"]),
-            (["optimizer.betas=3"], ["optimizer.betas=3", "AdamW raised TypeError"]),
-            (["optimizer=sgd", "optimizer.nesterov=true"], ["optimizer.momentum=0.0, optimizer.nesterov=true"]),
-            ([*own("torch.optim.LBFGS")], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
-            ([*own("mine.Closure")], ["optimizer._target_=mine.Closure", "needs a closure"]),
-            (["model._target_=exits.Net"], ["model._target_=exits.Net", "called sys.exit(3)", "exits.py:2"]),
-            (["model._target_=raises.Net"], ["model._target_=raises.Net", "ZeroDivisionError", "raises.py:1"]),
             (["model=custom", "model._target_=mine.Exits"], ["model: mine.Exits called sys.exit('bye')", "mine.py"]),
-            (["data=custom", "data.train._target_=mine.Exiting"], ["called sys.exit(None)", "mine.py"]),
             (["data=custom", "data.train._target_=mine.Killed"], ["was ended by SIGKILL"]),
-            (["data=custom", "data.train._target_=mine.Lengths"], ["data.train._target_", "whole numbers", "-1"]),
-            *[
-                (
-                    ["task=custom", "task._target_=mine.Task", f"+task.value={value}", "training.duration=9 tokens"],
-                    ["task.length must give a whole number of at least 0", said],
-                )
-                for value, said in (("-1", "not -1"), ("1.5", "not 1.5"), ("word", "not 'word'"), ("null", "not None"))
-            ],
         ],
     )
     def test_is_refused_before_any_rank_starts(self, command, overrides, expected):
