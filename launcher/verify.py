@@ -34,6 +34,10 @@ def verify(argv: Sequence[str]) -> int:
         prepared = prepare_one(hydra, arguments)
     if not isinstance(prepared.backend, Local):
         raise ConfigError("submit", SubmitKind.local, "verify runs on this machine", hint="submit=local")
+    half = prepared.plan.facts.get("half_parameters")
+    if half:
+        problem = f"its parameters are {', '.join(half)}, whose rounding hides what verify looks for"
+        raise ConfigError("model", "half precision", problem, hint="verify it with fp32 parameters")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="launcher-verify-") as folder:
         run = RunDir(Path(folder) / "run")
