@@ -99,10 +99,11 @@ def _dispatch(command: str, rest: list[str]) -> int:
         prog="launcher export",
         description="The trained model as one safetensors file.",
         epilog="Its keys are those of the plain model: safetensors.torch.load_file reads it, +model_weights=FILE "
-        "starts another run from it.",
+        "starts another run from it. Of a model of transformers (model=hf) --output names a folder that "
+        "from_pretrained reads, unless it ends in .safetensors.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run that has finished")
-    parser.add_argument("--output", help="the file to write; default: RUN_DIR/model.safetensors")
+    parser.add_argument("--output", help="the file or folder to write; default: RUN_DIR/model.safetensors")
     parsed = parser.parse_args(rest)
     return export(parsed.run_dir, parsed.output)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from launcher.errors import LauncherError
+from launcher.export import write_folder
 from launcher.observe.status import render_status
 from launcher.run_dir import RunDir
 
@@ -20,15 +21,23 @@ def status(folder: str) -> int:
 def export(folder: str, output: str | None) -> int:
     """Writes the trained model of a run to `output`, whole or not at all, and prints where it is.
 
+    One safetensors file; of a model of transformers a folder that `from_pretrained` reads, unless `output` ends in
+    .safetensors. Without `output` nothing is written: the run has the file.
+
     Raises:
-        LauncherError: no run there, no model yet, or the file can't be written.
+        LauncherError: no run there, no model yet, or the output can't be written.
     """
     run = RunDir.existing(folder)
     if not run.model.is_file():
         state = run.read_status()["state"]
         raise LauncherError(f"{folder}: no model there; it is written when a run finishes, and this one is {state}")
     target = run.model if output is None else Path(output)
-    if target.resolve() != run.model:
+    if output is not None and run.pretrained.is_dir() and target.suffix != run.model.suffix:
+        try:
+            write_folder(run, target)
+        except OSError as error:
+            raise LauncherError(f"{target}: can't be written: {error.strerror or error}") from error
+    elif target.resolve() != run.model:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             shutil.copyfile(run.model, temporary)

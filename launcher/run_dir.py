@@ -119,6 +119,11 @@ class RunDir:
         return self.path / "model.safetensors"
 
     @property
+    def pretrained(self) -> Path:
+        """What belongs beside the weights in a folder that `from_pretrained` reads; there where the model knows it."""
+        return self.path / "pretrained"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 

@@ -296,6 +296,11 @@ def _call(rank: int, task: _Task) -> _Outcome:
         return _failure(error)
     finally:
         dist.destroy_process_group()
+        if "torch.distributed.tensor" in sys.modules:
+            # by itself it keeps meshes for shapes that it has met, also when their groups are gone
+            from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+            _clear_sharding_prop_cache()
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)

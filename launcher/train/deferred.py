@@ -227,7 +227,8 @@ def _makes_large(func: Any, args: Any, kwargs: Any) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False
-    sketch = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
+    on_meta = {"device": torch.device("meta"), **({"pin_memory": None} if "pin_memory" in kwargs else {})}
+    sketch = func(*args, **{**kwargs, **on_meta})
     return isinstance(sketch, Tensor) and sketch.numel() >= LARGE
 
 

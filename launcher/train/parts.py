@@ -183,6 +183,7 @@ def check_weights(model: nn.Module, path: str) -> None:
 def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
     """What the plan needs to know of the model and the data. `degree` matters where global_batch_size is null."""
     check_blocks(parts.model, config.strategy)
+    _check_vocabulary(parts.model, parts.task)
     parameters = {id(one): one for one in parts.model.parameters()}.values()
     groups = group_parameters(parts.model.named_parameters(), config.optimizer["groups"])
     layers = getattr(parts.model, "layers", None)
@@ -199,6 +200,14 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         updates_at_tokens=_updates_at_tokens(config, parts, degree),
     )
+
+
+def _check_vocabulary(model: nn.Module, task: Any) -> None:
+    """That a model which says how many tokens it knows knows those of the task. Raises ConfigError."""
+    known, asked = getattr(model, "vocab_size", None), getattr(task, "vocab_size", None)
+    if isinstance(known, int) and isinstance(asked, int) and asked > known:
+        problem = f"the model has {known} tokens, so ids are from 0 to {known - 1}"
+        raise ConfigError("task.vocab_size", asked, problem, hint=f"task.vocab_size={known}, and task.bos within it")
 
 
 def _half_parameters(model: nn.Module) -> dict[str, int]:

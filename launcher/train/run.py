@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -14,12 +15,13 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
 from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.errors import NonFiniteError, StorageError
+from launcher.models.hf import PretrainedFiles
 from launcher.observe.plot import try_to_draw
 from launcher.observe.tracker import tracking
 from launcher.plan.batch import MICRO_BATCH_CAP
@@ -49,6 +51,7 @@ def run_rank(run: RunDir, attempt: int) -> None:
         plan, facts = complete(config, plan, parts)
         if place.rank == 0:
             write_atomic(run.plan, to_json(plan.to_dict()))
+            save_pretrained_files(run, parts.model)
             run.write_status(state=State.running, attempt=attempt)
         fit = assemble(config, plan, facts, parts, place, run, attempt)
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
@@ -179,12 +182,33 @@ def check_finite(state: dict[str, Tensor], names: Iterable[str]) -> None:
         )
 
 
-def save_model(run: RunDir, state: dict[str, Tensor], update: int) -> None:
-    """Writes the final model whole or not at all. Raises StorageError."""
+def save_pretrained_files(run: RunDir, model: nn.Module) -> None:
+    """Writes what of a pretrained model's folder is no weights, where the model has such a thing: all of it or nothing.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    files = getattr(model, "pretrained", None)
+    if not isinstance(files, PretrainedFiles) or run.pretrained.is_dir():
+        return
+    temporary = run.pretrained.with_name(f".{run.pretrained.name}.tmp")
+    with writing(run.pretrained):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        files.write(temporary)
+        os.replace(temporary, run.pretrained)
+
+
+def save_model(run: RunDir, state: dict[str, Tensor], update: int, tied: Mapping[str, str]) -> None:
+    """Writes the final model whole or not at all. `tied`: names of tensors that are another one's, for the reader.
+
+    Raises:
+        StorageError: it can't be written.
+    """
     temporary = run.model.with_name(f".{run.model.name}.tmp")
     try:
         with writing(run.model):
-            save_file(state, temporary, metadata={"format": "pt", "update": str(update)})
+            save_file(state, temporary, metadata={"format": "pt", "update": str(update), **tied})
             os.chmod(temporary, 0o666 & ~umask())  # save_file makes it readable by its owner alone
             os.replace(temporary, run.model)
     except SafetensorError as error:
@@ -215,7 +239,8 @@ def finish(
         baseline = baseline_loss(parts.train, parts.validation, make_reader(config, plan, parts, place))
     if place.rank != 0:
         return
-    save_model(run, state, progress.update)
+    files = getattr(parts.model, "pretrained", None)
+    save_model(run, state, progress.update, files.tied if isinstance(files, PretrainedFiles) else {})
     validation = progress.validation
     result = {
         "update": progress.update,

@@ -44,6 +44,7 @@ WITHOUT_TORCH = (
     "commands",
     "prepare",
     "run_commands",
+    "export",
     "verify",
     "run_dir",
     "errors",

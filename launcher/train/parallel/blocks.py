@@ -19,8 +19,11 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] | None) -> dict[str, nn.Mo
     """
     if wrap is None:
         layers = getattr(model, "layers", None)
-        members = layers.named_children() if isinstance(layers, nn.ModuleList) else ()
-        return {f"layers.{name}": one for name, one in members}
+        if not isinstance(layers, nn.ModuleList):
+            return {}
+        # it may be registered under another name than the one it is offered by
+        prefix = next((name for name, one in model.named_modules() if one is layers), "layers")
+        return {f"{prefix}.{name}": one for name, one in layers.named_children()}
     named = {name: one for name, one in model.named_modules() if name}
     for wanted in wrap:
         if not any(wanted in _names(one) for one in named.values()):
