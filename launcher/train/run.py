@@ -1,39 +1,30 @@
 """One rank of a run, from its two files to its result."""
 
-import hashlib
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
 from launcher.config.schema import Config
 from launcher.config.validate import load
-from launcher.errors import NonFiniteError, StorageError
-from launcher.models.hf import PretrainedFiles
-from launcher.observe.plot import try_to_draw
 from launcher.observe.tracker import tracking
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
-from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
-from launcher.train.evaluate import Reader, Validation, baseline_loss, validate
-from launcher.train.fit import Fit, Policy, Progress, Reporter
+from launcher.run_dir import RunDir, State, to_json, write_atomic
+from launcher.train.evaluate import Reader, Validation, validate
+from launcher.train.final import finish, save_pretrained_files
+from launcher.train.fit import Fit, Policy, Reporter
 from launcher.train.parts import Parts, build_data, build_model, build_task, defer_model, gather_facts
 from launcher.train.runner.sequential import SequentialRunner
-from launcher.train.sharding.base import Sharding
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.window import Place, Windows
 
@@ -56,7 +47,8 @@ def run_rank(run: RunDir, attempt: int) -> None:
         fit = assemble(config, plan, facts, parts, place, run, attempt)
         with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
             progress = fit.run()
-            finish(run, config, plan, parts, place, fit.sharding, progress, started)
+            reader = make_reader(config, plan, parts, place)
+            finish(run, config, parts, reader, place, fit.sharding, progress, started)
 
 
 @contextmanager
@@ -155,105 +147,3 @@ def assemble(
 def make_reader(config: Config, plan: Plan, parts: Parts, place: Place) -> Reader:
     """How this run reads a data set that it evaluates."""
     return Reader(parts.task, place, plan.micro_batch_size or MICRO_BATCH_CAP, config.run.seed, config.data.workers)
-
-
-def weights_sha256(state: dict[str, Tensor]) -> str:
-    """SHA-256 over the names, shapes, types and bytes of a state, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name]
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def check_finite(state: dict[str, Tensor], names: Iterable[str]) -> None:
-    """That a training has not ended with parameters that are no numbers: nothing but its next loss would say so.
-
-    Raises:
-        NonFiniteError: one of `names` isn't finite in `state`.
-    """
-    broken = [name for name in names if not state[name].isfinite().all()]
-    if broken:
-        shown = ", ".join(broken[:5]) + " …" * (len(broken) > 5)
-        raise NonFiniteError(
-            f"the last update left parameters that are not finite, and no model is written: {shown}; "
-            "the learning rate is too high (optimizer.lr, lr_scale of optimizer.groups)"
-        )
-
-
-def save_pretrained_files(run: RunDir, model: nn.Module) -> None:
-    """Writes what of a pretrained model's folder is no weights, where the model has such a thing: all of it or nothing.
-
-    Raises:
-        StorageError: it can't be written.
-    """
-    files = getattr(model, "pretrained", None)
-    if not isinstance(files, PretrainedFiles) or run.pretrained.is_dir():
-        return
-    temporary = run.pretrained.with_name(f".{run.pretrained.name}.tmp")
-    with writing(run.pretrained):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        files.write(temporary)
-        os.replace(temporary, run.pretrained)
-
-
-def save_model(run: RunDir, state: dict[str, Tensor], update: int, tied: Mapping[str, str]) -> None:
-    """Writes the final model whole or not at all. `tied`: names of tensors that are another one's, for the reader.
-
-    Raises:
-        StorageError: it can't be written.
-    """
-    temporary = run.model.with_name(f".{run.model.name}.tmp")
-    try:
-        with writing(run.model):
-            save_file(state, temporary, metadata={"format": "pt", "update": str(update), **tied})
-            os.chmod(temporary, 0o666 & ~umask())  # save_file makes it readable by its owner alone
-            os.replace(temporary, run.model)
-    except SafetensorError as error:
-        raise StorageError(run.model, str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def finish(
-    run: RunDir,
-    config: Config,
-    plan: Plan,
-    parts: Parts,
-    place: Place,
-    sharding: Sharding,
-    progress: Progress,
-    started: float,
-) -> None:
-    """Writes the final model, the result and the picture of the loss."""
-    state = sharding.full_state()
-    check_finite(state, (name for name, one in parts.model.named_parameters() if one.requires_grad))
-    hashes: list[Any] = [weights_sha256(state)]
-    if place.degree > 1:
-        hashes = [None] * place.degree
-        dist.all_gather_object(hashes, weights_sha256(state), group=place.group)
-    baseline = None
-    if parts.validation is not None:
-        baseline = baseline_loss(parts.train, parts.validation, make_reader(config, plan, parts, place))
-    if place.rank != 0:
-        return
-    files = getattr(parts.model, "pretrained", None)
-    save_model(run, state, progress.update, files.tied if isinstance(files, PretrainedFiles) else {})
-    validation = progress.validation
-    result = {
-        "update": progress.update,
-        "applied": progress.applied,
-        "train_loss": progress.train_loss,
-        "validation_loss": validation.loss if validation else None,
-        "validation_metrics": validation.metrics if validation else None,
-        "baseline_loss": baseline,
-        "weights_sha256": hashes,
-        "seconds": time.monotonic() - started,
-    }
-    write_atomic(run.result, to_json(result))
-    unit = getattr(parts.task, "loss_unit", "weighted mean")
-    problem = try_to_draw(run.metrics, run.loss_png, baseline=baseline, title=config.run.name, unit=unit)
-    undrawn = {} if problem is None else {"picture": problem}
-    run.write_status(state=State.running, update=progress.update, applied=progress.applied, **undrawn)

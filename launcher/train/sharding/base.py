@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -237,10 +237,19 @@ class Sharding(ABC):
         """Forgets the gradients of the window."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def full_items(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's state, tensor by tensor on the CPU, under the plain model's names and in its order; tied
+        ones under each of theirs. Every rank has to go through all of it."""
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            yield name, self.whole(value).detach().to("cpu", copy=True).contiguous()
+
+    def whole(self, value: Tensor) -> Tensor:
+        """A tensor of the state as the plain model has it; collective."""
+        return value.full_tensor() if isinstance(value, DTensor) else value
+
     def full_state(self) -> dict[str, Tensor]:
-        """The whole model's state on the CPU, under the plain model's names; tied ones under each of theirs."""
-        state = self.model.state_dict()
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
+        """The whole model's state, on every rank."""
+        return dict(self.full_items())
 
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -85,11 +85,10 @@ class FullyShard(Sharding):
         dist.all_reduce(total, group=self._meshes.main.get_group("dp_shard"))
         return float(total)
 
-    def full_state(self) -> dict[str, Tensor]:
+    def full_items(self) -> Iterator[tuple[str, Tensor]]:
         for module in self._sharded:
             module.reshard()
-        state = self.model.state_dict()
-        return {name: _whole(value.detach()).to("cpu", copy=True).contiguous() for name, value in state.items()}
+        yield from super().full_items()
 
 
 class _Meshes:
@@ -129,7 +128,3 @@ class _Meshes:
         if mesh.ndim == 1:
             return FSDPMeshInfo(mesh, shard_mesh_dim=0)
         return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -120,14 +120,10 @@ class Zero(Sharding):
     def close(self) -> None:
         self.engine.destroy()
 
-    def full_state(self) -> dict[str, Tensor]:
+    def whole(self, value: Tensor) -> Tensor:
         if self.stage < 3:
-            return super().full_state()
+            return value
         from deepspeed.runtime.zero import GatheredParameters
 
-        state = {}
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            # a buffer or a whole parameter passes through as it is
-            with GatheredParameters([value]):
-                state[name] = value.detach().to("cpu", copy=True).contiguous()
-        return state
+        with GatheredParameters([value]):  # a buffer or a whole parameter passes through as it is
+            return value.detach().clone()
