@@ -19,7 +19,7 @@ from launcher.plan.division import divide
 from launcher.plan.facts import Facts, token_targets
 from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
-from launcher.train.deferred import Blueprint, CannotDefer, defer
+from launcher.train.deferred import Blueprint, defer
 from launcher.train.optim import group_parameters
 from launcher.train.parallel.blocks import check_blocks
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
@@ -116,7 +116,7 @@ def defer_model(config: Config) -> tuple[nn.Module, Callable[[nn.Module], None]]
     """
     try:
         blueprint = defer(lambda: build_model(config, load=False))
-    except CannotDefer as error:
+    except LauncherError as error:  # what is wrong in itself is wrong again
         print(f"the model is made whole on every rank before it is sharded: {error}", flush=True)
         return build_model(config), lambda _module: None
     if config.model_weights is None:
@@ -141,7 +141,7 @@ def sketch_model(config: Config) -> nn.Module:
     try:
         return build_model(config, device="meta")
     except LauncherError as error:
-        if not isinstance(error.__cause__, NotImplementedError | RuntimeError):
+        if error.__cause__ is None:  # not raised by the model's own code
             raise
     return build_model(config)
 

@@ -19,6 +19,7 @@ from launcher.models import GPT
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
+from launcher.train.parallel.blocks import check_blocks
 from launcher.train.parts import Parts, build_task, defer_model, gather_facts
 
 pytestmark = pytest.mark.slow
@@ -160,6 +161,49 @@ class SharedBlocks(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.layers[1](self.layers[0](rows))  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    """Models that can't be divided, each for a reason of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        if kind == "scalar":
+            self.scale = nn.Parameter(torch.ones(()))
+        if kind == "empty":
+            self.nothing = nn.Parameter(torch.ones(0, 3))
+        if kind == "hook":
+            self.layers[0].weight.register_hook(lambda gradient: gradient * 0.1)
+        if kind == "held":
+            self.kept = [self.layers[1].bias]
+        if kind == "lstm":  # keeps such a list, and keeps it up to date
+            self.recurrent = nn.LSTM(2, 2)
+
+
+ODD = [
+    ("scalar", "fsdp", "'scale', which is a single number"),
+    ("scalar", "zero2", "'scale', which is a single number"),
+    ("empty", "zero1", "'nothing', which is empty"),
+    ("hook", "fsdp", "the gradient hook of 'layers.0.weight' would be lost"),
+    ("held", "fsdp", "'kept' would still hold 'layers.1.bias'"),
+    ("held", "zero3", "'kept' would still hold 'layers.1.bias'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "said"), ODD)
+def test_what_cannot_be_divided_is_refused_before_a_rank_starts(kind: str, strategy: str, said: str) -> None:
+    settings = parse(config_text(f"strategy={strategy}"))
+    with pytest.raises(ConfigError, match=said):
+        check_blocks(Odd(kind), settings.strategy)
+    check_blocks(Odd(kind), parse(config_text("strategy=ddp")).strategy)
+
+
+def test_what_can_be_is_not() -> None:
+    for kind in ("lstm", "plain"):
+        check_blocks(Odd(kind), parse(config_text("strategy=fsdp")).strategy)
+    with pytest.raises(ConfigError, match="'layers' has no forward of its own"):
+        check_blocks(Odd("plain"), parse(config_text("strategy=fsdp", "strategy.wrap=[ModuleList]")).strategy)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ import pytest
 import torch
 from configs import PLAIN, config_text, own
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from toys import assembled, trained
+
+from launcher.errors import LauncherError
 
 pytestmark = pytest.mark.slow
 
@@ -214,3 +217,36 @@ def test_every_strategy_is_the_one_that_was_asked_for(ranks: Any) -> None:
     assert whole / 2 <= elements < 0.65 * whole  # rows are shared out, and 5 rows don't halve
     _, elements, _ = ranks.run(kinds, config("strategy=fsdp", "mesh.dp_replicate=2"), world_size=4)[0]
     assert whole / 2 <= elements < 0.65 * whole
+
+
+class Hooked(Calm):
+    """A tenth of a gradient, by a user's hook; a part of the model is run again by torch's reentrant checkpoint."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.first.weight.register_hook(lambda gradient: gradient * 0.1)
+        self.reentrant = reentrant
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.reentrant:
+            return super().forward(rows)
+        hidden = self.first(rows)
+        return checkpoint(self.head, hidden, use_reentrant=True).square()  # type: ignore[no-any-return]
+
+
+def test_a_gradient_hook_works_under_ddp(ranks: Any) -> None:
+    text = config("strategy=ddp", "model._target_=test_model_features.Hooked", "batch.layout=arrival")
+    one = config("strategy=ddp", "model._target_=test_model_features.Hooked", "batch.micro_batch_size=8")
+    (mine,) = same_on_all_ranks(ranks.run(trained, [text], world_size=2))
+    ((alone,),) = ranks.run(trained, [one], world_size=1)
+    assert plain.largest_difference(mine["state"], alone["state"]) <= 1e-6
+    (without,) = same_on_all_ranks(
+        ranks.run(trained, [config("model._target_=test_model_features.Calm")], world_size=2)
+    )
+    assert plain.largest_difference(mine["state"], without["state"]) > 1e-3
+
+
+def test_a_reentrant_checkpoint_of_the_users_is_named(ranks: Any) -> None:
+    text = config("strategy=ddp", "model._target_=test_model_features.Hooked", "+model.reentrant=true")
+    with pytest.raises(LauncherError, match="use_reentrant=False"):
+        ranks.run(trained, [text], world_size=2)

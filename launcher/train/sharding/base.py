@@ -116,16 +116,17 @@ def row_losses(task: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 class _Touch(torch.autograd.Function):
-    """The loss unchanged, with every parameter as a further input whose gradient is none."""
+    """The loss unchanged, with every parameter as a further input whose gradient is none; zeros where a user's hook
+    looks at it."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.count = len(parameters)
+        ctx.hooked = [one if one._backward_hooks else None for one in parameters]
         return loss.view_as(loss)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (gradients[0], *[None] * ctx.count)
+        return (gradients[0], *[None if one is None else torch.zeros_like(one) for one in ctx.hooked])
 
 
 class Sharding(ABC):

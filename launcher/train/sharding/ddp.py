@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.errors import LauncherError
 from launcher.train.sharding.base import Material, Sharding
 
 
@@ -37,6 +39,18 @@ class DataParallel(Sharding):
                 scaled, _total = self.forward(None, 0, 1.0)
                 self.backward(scaled)
             self.clear_gradients()
+
+    def backward(self, scaled: Tensor) -> None:
+        try:
+            super().backward(scaled)
+        except RuntimeError as error:
+            if "mark a variable ready only once" not in str(error):
+                raise
+            raise LauncherError(
+                "the model runs a part of itself again in the backward with torch's reentrant checkpoint, which "
+                "DistributedDataParallel can't follow: give that checkpoint use_reentrant=False, or leave it out and "
+                "take activation_checkpoint=full"
+            ) from error
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
