@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 14, "eos_token_id": 0}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "num_key_value_heads": 1, "bos_token_id": 13, **SIZES}
@@ -22,6 +21,8 @@ LARGE = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "num_attention_hea
 
 def plain_model(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """The model as one would make it without the launcher."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # seconds, which tests without it don't pay
+
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
 

@@ -48,6 +48,7 @@ def test_scaling_moves_the_rate_and_leaves_the_weight_decay(command):
     assert max(rate for _, rate in plan["lr_table"]) == 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -8,7 +8,6 @@ from hf_models import LARGE, save
 from runs import launch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +31,8 @@ def test_a_folder_is_trained_and_exported_as_a_folder(tmp_path: Path) -> None:
     assert {one.name for one in done.run.iterdir()} >= {"pretrained", "model.safetensors"}
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
         assert set(file.keys()) == before.state_dict().keys() - {"lm_head.weight"}
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert model.config.use_cache
     trained = load_file(done.run / "model.safetensors")

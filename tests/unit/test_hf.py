@@ -12,7 +12,6 @@ from configs import config_text
 from hf_models import CONFIGS, LARGE, LLAMA, override, plain_model, save
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from launcher.config.validate import parse
 from launcher.errors import ConfigError
@@ -23,6 +22,8 @@ from launcher.tasks import CausalLM
 from launcher.train.deferred import defer
 from launcher.train.parallel.blocks import find_blocks
 from launcher.train.parts import Parts, build_model, build_task, defer_model, gather_facts, sketch_model
+
+pytestmark = pytest.mark.slow
 
 SEED = 3
 
@@ -132,6 +133,8 @@ def test_weights_of_a_folder(tmp_path: Path, size: str, tied: bool, dtype: str) 
     fill(later)
     assert equal(later.state_dict(), expected)
     assert all(one.is_meta for one in sketch_model(chosen).parameters())
+    from transformers import AutoModelForCausalLM
+
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=getattr(torch, dtype)).eval()
     ids = torch.randint(0, 300, (2, 7))
     for model in (whole, later):
