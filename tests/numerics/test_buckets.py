@@ -53,7 +53,8 @@ def test_buckets_are_settled_by_the_preparation(ranks: Any, degree: int) -> None
     sizes = [size for (size,) in numbers(logged["rebuilt_bucket_sizes"])]
     for of_rank, travelled in found:
         assert of_rank["rebuilt_per_bucket_param_indices"] == logged["rebuilt_per_bucket_param_indices"]
-        assert travelled == [sizes] * 4
+        # gloo's threads take buckets side by side, so the profiler sees them in any order
+        assert [sorted(window) for window in travelled] == [sorted(sizes)] * 4
 
 
 def numbers(logged: str) -> list[list[int]]:
