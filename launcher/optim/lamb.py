@@ -1,18 +1,18 @@
 """LAMB: Adam whose step for each tensor is as long as the tensor itself, times the learning rate."""
 
 import math
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from launcher.errors import ConfigError
+from launcher.optim.group import GroupOptimizer
 from launcher.optim.local import LocalStep, local, trained
 from launcher.optim.norm import whole_norms
 
 
-class LAMB(Optimizer):
+class LAMB(GroupOptimizer):
     """Algorithm 2 of You et al. 2020 (arXiv:1904.00962), with phi the identity.
 
     With r = m / (sqrt(v) + eps) of the corrected moments and u = r + weight_decay x, a tensor x moves by
@@ -44,23 +44,7 @@ class LAMB(Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "always_adapt": always_adapt})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
+    def update(self, group: dict[str, Any]) -> None:
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
         steps: list[LocalStep] = []
         for parameter in trained(group):

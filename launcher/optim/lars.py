@@ -1,17 +1,17 @@
 """LARS: momentum whose step for each tensor is in proportion to the tensor itself."""
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from launcher.errors import ConfigError
+from launcher.optim.group import GroupOptimizer
 from launcher.optim.local import local, trained
 from launcher.optim.norm import whole_norms
 
 
-class LARS(Optimizer):
+class LARS(GroupOptimizer):
     """Algorithm 1 of You, Gitman and Ginsburg 2017 (arXiv:1708.03888).
 
     The rate of a tensor x with gradient g is lr times trust norm(x) / (norm(g) + weight_decay norm(x)), and the
@@ -45,23 +45,7 @@ class LARS(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, {**defaults, "nesterov": nesterov, "always_adapt": always_adapt})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
+    def update(self, group: dict[str, Any]) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         parameters = trained(group)
         ratios = [1.0] * len(parameters)
