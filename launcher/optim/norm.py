@@ -11,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from launcher.optim.local import local
+
 RUN = 1024
 """Elements that are summed in one go on a CPU."""
 
@@ -49,7 +51,7 @@ def clip(tensors: list[Tensor], max_norm: float, norm: float) -> None:
 
 def whole_norms(tensors: Sequence[Tensor]) -> list[float]:
     """The norm of each tensor, of a sharded one over its shards, with one reduction for all that are sharded alike."""
-    squares = [sum_of_squares([one.to_local() if isinstance(one, DTensor) else one]) for one in tensors]
+    squares = [sum_of_squares([local(one)]) for one in tensors]
     sharded: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
     for index, one in enumerate(tensors):
         if isinstance(one, DTensor):

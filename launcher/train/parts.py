@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from launcher.config.choices import StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, DataError, LauncherError
 from launcher.plan.batch import WindowTable
@@ -107,6 +108,14 @@ def build_model(config: Config, *, device: str = "cpu", load: bool = True) -> nn
         if load and device != "meta":
             model.load_state_dict(load_file(config.model_weights), strict=True)
     return model
+
+
+def make_model(config: Config) -> tuple[nn.Module, Callable[[nn.Module], None]]:
+    """The model as the strategy takes it, and what fills a part of it: deferred where it is sharded part by part, whole
+    elsewhere. Raises as `build_model`."""
+    if config.strategy.name is StrategyName.fsdp:
+        return defer_model(config)
+    return build_model(config), lambda _module: None
 
 
 def defer_model(config: Config) -> tuple[nn.Module, Callable[[nn.Module], None]]:

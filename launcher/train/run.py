@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from launcher.config.choices import Device, Offload, OnNonfinite, StrategyName
+from launcher.config.choices import Device, Offload, OnNonfinite
 from launcher.config.schema import Config
 from launcher.config.validate import load
 from launcher.observe.tracker import tracking
@@ -23,7 +23,7 @@ from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Reporter
-from launcher.train.parts import Parts, build_data, build_model, build_task, defer_model, gather_facts
+from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.window import Place, Windows
@@ -37,8 +37,8 @@ def run_rank(run: RunDir, attempt: int) -> None:
     started = time.monotonic()
     with joined(run) as (config, plan, place):
         train, validation = build_data(config)
-        model, fill = defer_model(config) if config.strategy.name is StrategyName.fsdp else (build_model(config), None)
-        parts = Parts(model, build_task(config), train, validation, *([fill] if fill else []))
+        model, fill = make_model(config)
+        parts = Parts(model, build_task(config), train, validation, fill)
         plan, facts = complete(config, plan, parts)
         if place.rank == 0:
             write_atomic(run.plan, to_json(plan.to_dict()))

@@ -15,7 +15,7 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.fit import Progress, Reporter
-from launcher.train.parts import Parts, build_data, build_model, build_task, defer_model, gather_facts
+from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts, make_model
 from launcher.train.reading import Samples, collate, row_weights
 from launcher.train.run import assemble, joined
 from launcher.train.sharding.base import StepResult, row_losses
@@ -195,7 +195,7 @@ def _configured(base: Config, cell: Cell) -> Config:
 
 
 def _trained(config: Config, task: Any, data: Few, place: Place, world: World) -> Trace:
-    model, fill = defer_model(config) if config.strategy.name is StrategyName.fsdp else (build_model(config), _nothing)
+    model, fill = make_model(config)
     parts = Parts(model, task, data, None, fill)
     facts = gather_facts(config, parts, place.degree)
     plan = make_plan(config, facts, world=world)
@@ -207,10 +207,6 @@ def _trained(config: Config, task: Any, data: Few, place: Place, world: World) -
     fit.run()
     fit.sharding.close()
     return recorder.trace
-
-
-def _nothing(_module: nn.Module) -> None:
-    """What fills a model that has its numbers."""
 
 
 class _Recorder(Reporter):

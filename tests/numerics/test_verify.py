@@ -14,6 +14,7 @@ import launcher.train.sharding.base as base
 import launcher.train.verify as verification
 from launcher.config.choices import Device
 from launcher.config.validate import parse
+from launcher.optim.local import local
 from launcher.plan.mesh import World
 from launcher.train.sharding.ddp import DataParallel
 from launcher.train.sharding.fsdp import FullyShard
@@ -60,7 +61,7 @@ def _own_weight(windows: Any) -> None:
 
 
 def _local_norm(sharding: Any) -> None:
-    sharding.sum_of_squares = lambda gradients: float(base.sum_of_squares(base.local_parts(gradients)))
+    sharding.sum_of_squares = lambda gradients: float(base.sum_of_squares([local(one) for one in gradients]))
 
 
 BROKEN: dict[str, tuple[type, Callable[[Any], None], str]] = {

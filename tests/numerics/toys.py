@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from launcher.config.choices import Device, StrategyName
+from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.train.fit import Fit
-from launcher.train.parts import Parts, build_data, build_model, build_task, defer_model, gather_facts
+from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.run import assemble
 from launcher.train.window import Place
 
@@ -181,11 +181,8 @@ def assembled(rank: int, world_size: int, text: str) -> Fit:
     """What a rank of a run trains with, from the text of a config.yaml."""
     config = parse(text)
     train, validation = build_data(config)
-    if config.strategy.name is StrategyName.fsdp:
-        model, fill = defer_model(config)
-        parts = Parts(model, build_task(config), train, validation, fill)
-    else:
-        parts = Parts(build_model(config), build_task(config), train, validation)
+    model, fill = make_model(config)
+    parts = Parts(model, build_task(config), train, validation, fill)
     facts = gather_facts(config, parts, world_size)
     plan = make_plan(config, facts, world=World(1, world_size, Device.cpu))
     return assemble(config, plan, facts, parts, Place(rank, world_size, torch.device("cpu")), None)

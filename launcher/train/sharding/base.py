@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import LauncherError
+from launcher.optim.local import local
 from launcher.optim.norm import clip, sum_of_squares
 from launcher.train.parallel.precision import LossScale, Precision
 
@@ -209,12 +210,12 @@ class Sharding(ABC):
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if self.scaler is not None:
-            torch._foreach_mul_(local_parts(gradients), self._unscale)
+            torch._foreach_mul_([local(one) for one in gradients], self._unscale)
         grad_norm = math.sqrt(self.sum_of_squares(gradients))
         applied = finite and grad_norm < float("inf")
         if applied:
             if max_norm is not None:
-                clip(local_parts(gradients), max_norm, grad_norm)
+                clip([local(one) for one in gradients], max_norm, grad_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self.optimizer.step()
@@ -251,11 +252,6 @@ class Sharding(ABC):
     def full_state(self) -> dict[str, Tensor]:
         """The whole model's state, on every rank."""
         return dict(self.full_items())
-
-
-def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What this rank holds of each tensor."""
-    return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
 
 
 class Single(Sharding):

@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from launcher.config.choices import Offload, ReduceEach
 from launcher.config.schema import StrategyConfig
+from launcher.optim.local import local
 from launcher.optim.norm import sum_of_squares
-from launcher.train.sharding.base import Material, Sharding, local_parts
+from launcher.train.sharding.base import Material, Sharding
 
 
 class FullyShard(Sharding):
@@ -81,7 +82,7 @@ class FullyShard(Sharding):
         yield
 
     def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
-        total = sum_of_squares(local_parts(gradients)).to(self._device)
+        total = sum_of_squares([local(one) for one in gradients]).to(self._device)
         dist.all_reduce(total, group=self._meshes.main.get_group("dp_shard"))
         return float(total)
 
