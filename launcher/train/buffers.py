@@ -17,7 +17,7 @@ from launcher.train.window import Place
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """A buffer as it stood."""
 
     owner: nn.Module
@@ -31,12 +31,18 @@ class _Kept:
     def now(self) -> Tensor | None:
         return self.owner._buffers[self.name]
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it still is a tensor of the shape and type that it had."""
+        now, value = self.now, self.value
+        return now is not None and value is not None and (now.shape, now.dtype) == (value.shape, value.dtype)
+
     def changed(self) -> Tensor:
         """Whether it holds something else by now (bool scalar, on the buffer's device)."""
-        now = self.now
-        if now is None or self.value is None or now.shape != self.value.shape or now.dtype != self.value.dtype:
+        now, value = self.now, self.value
+        if now is None or value is None or not self.is_comparable:
             return torch.tensor(now is not self.buffer)
-        return (now != self.value).any()
+        return (now != value).any()
 
     def restore(self) -> None:
         if self.buffer is not None and self.value is not None:
@@ -45,53 +51,39 @@ class _Kept:
 
 
 @torch.no_grad()
-def keep_buffers(model: nn.Module) -> list[_Kept]:
-    """Every buffer of a model as it stands, for `restore_buffers` and `Buffers`."""
+def keep_buffers(model: nn.Module) -> list[Kept]:
+    """Every buffer of a model as it stands, for `restore_buffers`, `borrowed_buffers` and `Buffers`."""
     return [
-        _Kept(module, name, f"{prefix}.{name}".lstrip("."), buffer, None if buffer is None else buffer.detach().clone())
+        Kept(module, name, f"{prefix}.{name}".lstrip("."), buffer, None if buffer is None else buffer.detach().clone())
         for prefix, module in model.named_modules()
         for name, buffer in module._buffers.items()
     ]
 
 
 @torch.no_grad()
-def restore_buffers(kept: Sequence[_Kept]) -> None:
+def restore_buffers(kept: Sequence[Kept]) -> None:
     """Takes back whatever has come in since; buffers that were replaced are those of before again."""
     for one in kept:
         one.restore()
 
 
-Copies = Sequence[tuple[nn.Module, str, Tensor]]
-
-
-@torch.no_grad()
-def copy_buffers(model: nn.Module) -> Copies:
-    """A copy of each buffer below `model`, with the module and the name that it has there."""
-    return [
-        (module, name, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-
-
 @contextmanager
-def borrowed_buffers(copies: Copies) -> Iterator[None]:
-    """Puts copies in the place of the buffers, and afterwards the buffers back as they were. Nothing is written into a
-    tensor that a backward may still need."""
-    own = [(module, name, module._buffers[name]) for module, name, _ in copies]
-    for module, name, copy in copies:
-        module._buffers[name] = copy.clone()
+def borrowed_buffers(kept: Sequence[Kept]) -> Iterator[None]:
+    """Puts the copies in the place of the buffers, and afterwards the buffers back as they were. Nothing is written
+    into a tensor that a backward may still need. A copy can be lent once."""
+    own = [one.now for one in kept]
+    for one in kept:
+        one.owner._buffers[one.name] = one.value
     try:
         yield
     finally:
-        for module, name, buffer in own:
-            module._buffers[name] = buffer
+        for one, buffer in zip(kept, own, strict=True):
+            one.owner._buffers[one.name] = buffer
 
 
 def untouched_buffers(model: nn.Module) -> AbstractContextManager[None]:
     """Leaves every buffer as it was, whatever the forward and the backward inside do to it."""
-    return borrowed_buffers(copy_buffers(model))
+    return borrowed_buffers(keep_buffers(model))
 
 
 class Buffers:
@@ -104,12 +96,12 @@ class Buffers:
     def __init__(self, model: nn.Module, place: Place) -> None:
         self._model, self._place = model, place
 
-    def keep(self) -> list[_Kept]:
+    def keep(self) -> list[Kept]:
         """The buffers before a window."""
         return keep_buffers(self._model)
 
     @torch.no_grad()
-    def changed(self, kept: Sequence[_Kept]) -> list[float]:
+    def changed(self, kept: Sequence[Kept]) -> list[float]:
         """For each buffer 1 where this rank's part of the window changed it, else 0; [] on one rank, which agrees with
         itself. Summed over the ranks they say which ones `agree` has to look at."""
         if self._place.degree == 1 or not kept:
@@ -117,7 +109,7 @@ class Buffers:
         return [float(one) for one in torch.stack([one.changed().cpu() for one in kept]).tolist()]
 
     @torch.no_grad()
-    def agree(self, kept: Sequence[_Kept], changed: Sequence[float]) -> None:
+    def agree(self, kept: Sequence[Kept], changed: Sequence[float]) -> None:
         """Brings buffers that a rank has changed to one state: floating ones to the average of all ranks (in float32
         at least), whole numbers and truth values to the largest, since a rank without a sample of its own in some
         micro-step has counted fewer.
@@ -129,7 +121,7 @@ class Buffers:
         buffers: list[Tensor] = []
         for one in moved:
             now = one.now
-            if now is None or one.value is None or now.shape != one.value.shape or now.dtype != one.value.dtype:
+            if now is None or not one.is_comparable:
                 raise LauncherError(
                     f"model: buffer '{one.full_name}' has changed its shape or type in a forward, so "
                     f"{self._place.degree} ranks can't be brought to agree on it"

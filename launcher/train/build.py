@@ -44,9 +44,14 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {error}"
 
 
+def raised_at(error: BaseException) -> str:
+    """Where it was raised, in words: ``at mine.py:3``."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"at {where.filename}:{where.lineno}"
+
+
 def _refused(key: str, path: str, blamed: Mapping[str, Any], cause: BaseException) -> LauncherError:
-    where = traceback.extract_tb(cause.__traceback__)[-1]
-    text, at = f"{path} {raised(cause)}", f"at {where.filename}:{where.lineno}"
+    text, at = f"{path} {raised(cause)}", raised_at(cause)
     if len(blamed) == 1:
         ((name, value),) = blamed.items()
         return ConfigError(f"{key}.{name}", value, text, hint=at)
@@ -84,9 +89,8 @@ def locate(path: str, key: str) -> Any:
         hint = hint or "the folder where the command was given and --config-dir are importable"
         if isinstance(cause, ImportError | AttributeError | SyntaxError):
             raise ConfigError(key, path, f"can't be imported: {cause}", hint=hint) from error
-        where = traceback.extract_tb(cause.__traceback__)[-1]
-        at = f"at {where.filename}:{where.lineno}"
-        raise ConfigError(key, path, f"can't be imported: its module {raised(cause)}", hint=at) from error
+        problem = f"can't be imported: its module {raised(cause)}"
+        raise ConfigError(key, path, problem, hint=raised_at(cause)) from error
     if not callable(target):
         raise ConfigError(key, path, f"is a {type(target).__name__}, not a class or a function")
     return target

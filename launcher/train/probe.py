@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,7 @@ from launcher.config.validate import parse
 from launcher.errors import LauncherError
 from launcher.plan.mesh import solve_mesh, solve_world
 from launcher.process import end_with_parent
-from launcher.train.build import raised
+from launcher.train.build import raised, raised_at
 from launcher.train.optim import build_optimizer
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, sketch_model
 from launcher.train.sharding.zero_check import check_zero_parts, check_zero_values
@@ -62,8 +61,7 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
     except LauncherError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        return {"refused": f"the model, the task or the data {raised(error)}\n  at {last.filename}:{last.lineno}"}
+        return {"refused": f"the model, the task or the data {raised(error)}\n  {raised_at(error)}"}
     return {"facts": asdict(facts)}
 
 

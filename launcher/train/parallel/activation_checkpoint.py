@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from launcher.config.choices import Recompute
 from launcher.config.schema import ActivationCheckpointConfig
-from launcher.train.buffers import borrowed_buffers, copy_buffers
+from launcher.train.buffers import borrowed_buffers, keep_buffers
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -68,9 +68,9 @@ class _Recomputing:
         second: AbstractContextManager[Any] = nullcontext()
         if self._selective:
             first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-        copies = copy_buffers(self._block)
+        kept = keep_buffers(self._block)
         # buffers first: their copying is no part of what selective recomputation follows
-        return first, _all_of(borrowed_buffers(copies), second) if copies else second
+        return first, _all_of(borrowed_buffers(kept), second) if kept else second
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
