@@ -4,12 +4,12 @@ It rebuilds them once, in the order in which gradients first arrived; the bits o
 on them.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
+import toys
 from configs import PLAIN, config_text, own
-from torch.profiler import ProfilerActivity, profile
 from toys import assembled
 
 from launcher.train.sharding.ddp import DataParallel
@@ -25,10 +25,8 @@ def over_windows(rank: int, world_size: int, text: str, updates: int) -> tuple[d
     travelled = []
     for update in range(1, updates + 1):
         window = fit.windows.get(update)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            fit.runner.run(window)
-        events = [event for event in profiler.events() if event.name == "gloo:all_reduce"]
-        travelled.append([4 * int(torch.tensor(event.input_shapes[0]).prod()) for event in events])
+        events = toys.travelled(partial(fit.runner.run, window))
+        travelled.append([4 * sizes[0] for name, sizes in events if name == "gloo:all_reduce"])
         fit.sharding.clear_gradients()
     # a forward that synchronises writes the log, before it rebuilds buckets, and once they are rebuilt never again:
     # these are the buckets that window 1 found

@@ -1,6 +1,6 @@
 """FSDP: what travels and how often, the same bits whatever ran before, models that are never whole, refusals."""
 
-import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +9,7 @@ from configs import PLAIN, config_text, own
 from safetensors.torch import save_file
 from test_model_features import Network
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
-from toys import assembled, trained
+from toys import assembled, gradients_from, trained, travelled
 
 from launcher.config.choices import Device
 from launcher.config.validate import parse
@@ -46,11 +45,9 @@ def traffic(rank: int, world_size: int, text: str) -> list[dict[str, list[int]]]
     found = []
     for update in (1, 2):
         window = fit.windows.get(update)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            fit.runner.run(window)
-        events = [event for event in profiler.events() if event.name.startswith(("c10d::", "gloo:all_reduce"))]
-        shards = [math.prod(one.input_shapes[1]) for one in events if one.name == "c10d::_reduce_scatter_base_"]
-        reduced = [math.prod(one.input_shapes[0]) for one in events if one.name == "gloo:all_reduce"]
+        events = travelled(partial(fit.runner.run, window))
+        shards = [sizes[1] for name, sizes in events if name == "c10d::_reduce_scatter_base_"]
+        reduced = [sizes[0] for name, sizes in events if name == "gloo:all_reduce"]
         for one in shards:  # gloo does a reduce-scatter by an all-reduce
             reduced.remove(one)
         found.append({"shards": shards, "copies": reduced})
@@ -84,17 +81,6 @@ def test_gradients_travel_as_often_as_the_plan_says(
 
 def plans(text: str, degree: int) -> dict[str, Any]:
     return make_plan(parse(text), Facts(samples=17, knows_lengths=True), world=World(1, degree, Device.cpu)).to_dict()
-
-
-def gradients_from(rank: int, world_size: int, text: str, first: int, last: int) -> dict[str, Tensor]:
-    """The gradients of window `last` in a training that starts at window `first`."""
-    fit = assembled(rank, world_size, text)
-    fit.sharding.prepare()
-    for update in range(first, last + 1):
-        fit.sharding.clear_gradients()
-        fit.runner.run(fit.windows.get(update))
-    named = fit.sharding.model.named_parameters()
-    return {name: one.grad.full_tensor() for name, one in named}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("degree", "more"), [(2, []), (3, []), (4, ["mesh.dp_replicate=2"])])

@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 import torch
 from configs import PLAIN, config_text, own
-from torch import Tensor
-from toys import assembled
+from toys import gradients_from
 
 pytestmark = pytest.mark.slow
-
-
-def gradients_from(rank: int, world_size: int, text: str, first: int, last: int) -> dict[str, Tensor]:
-    """The gradients of window `last` in a training that starts at window `first`."""
-    fit = assembled(rank, world_size, text)
-    fit.sharding.prepare()
-    for update in range(first, last + 1):
-        fit.sharding.clear_gradients()
-        fit.runner.run(fit.windows.get(update))
-    return {name: one.grad.clone() for name, one in fit.sharding.model.named_parameters() if one.grad is not None}
 
 
 @pytest.mark.parametrize("degree", [2, 3, 4])

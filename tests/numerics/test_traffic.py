@@ -1,12 +1,11 @@
 """Communication counted, not believed: how often gradients travel."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from configs import PLAIN, config_text, own
-from torch.profiler import ProfilerActivity, profile
-from toys import assembled
+from toys import assembled, travelled
 
 from launcher.config.choices import Device
 from launcher.config.validate import parse
@@ -24,10 +23,8 @@ def all_reduced_bytes(rank: int, world_size: int, text: str, updates: int) -> li
     found = []
     for update in range(1, updates + 1):
         window = fit.windows.get(update)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            fit.runner.run(window)
-        events = [event for event in profiler.events() if event.name == "gloo:all_reduce"]
-        found.append([4 * int(torch.tensor(event.input_shapes[0]).prod()) for event in events])
+        events = travelled(partial(fit.runner.run, window))
+        found.append([4 * sizes[0] for name, sizes in events if name == "gloo:all_reduce"])
         fit.sharding.clear_gradients()
     return found
 
@@ -55,10 +52,8 @@ def collectives(rank: int, world_size: int, texts: list[str]) -> list[list[tuple
         fit.runner.run(fit.windows.get(1))  # stage 3 learns in which order parameters are used
         fit.sharding.step(0.1, None)
         window = fit.windows.get(2)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            fit.runner.run(window)
-        events = [event for event in profiler.events() if event.name.startswith("gloo:")]
-        found.append([(one.name[5:], int(torch.tensor(one.input_shapes[0]).prod())) for one in events])
+        events = travelled(partial(fit.runner.run, window))
+        found.append([(name[5:], sizes[0]) for name, sizes in events if name.startswith("gloo:")])
     return found
 
 

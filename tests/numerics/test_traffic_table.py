@@ -1,13 +1,11 @@
 """The table of docs/strategies.md: what travels in a window under each strategy, counted by torch's profiler."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import PLAIN, config_text
-from torch.profiler import ProfilerActivity, profile
-from toys import assembled
+from toys import assembled, travelled
 
 from launcher.models import GPT
 
@@ -30,18 +28,20 @@ STRATEGIES = {
 }
 
 
-def travelled(rank: int, world_size: int, text: str) -> tuple[int, int, int, int]:
+def counted(rank: int, world_size: int, text: str) -> tuple[int, int, int, int]:
     """Of the second window: how many collectives add up and their elements, how many gather and theirs."""
     fit = assembled(rank, world_size, text)
     fit.sharding.prepare()
     fit.runner.run(fit.windows.get(1))
     fit.sharding.step(0.1, 1.0)
     window = fit.windows.get(2)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+
+    def update() -> None:
         fit.runner.run(window)
         fit.sharding.step(0.1, 1.0)
+
+    events = [(name, sizes[0]) for name, sizes in travelled(update) if name.startswith("gloo:")]
     fit.sharding.close()
-    events = [(one.name, math.prod(one.input_shapes[0])) for one in profiler.events() if one.name.startswith("gloo:")]
     added = [size for name, size in events if name in ("gloo:all_reduce", "gloo:reduce_scatter") and size > 8]
     shards = 2  # in every row
     gathered = [size * shards for name, size in events if name == "gloo:all_gather" and size > 8]
@@ -60,9 +60,9 @@ def row(ranks: Any, name: str) -> str:
         "training.duration=2 updates",
         *overrides,
     )
-    counted = ranks.run(travelled, text, world_size=degree)
-    assert len(set(counted)) == 1, counted
-    added, added_elements, gathered, gathered_elements = counted[0]
+    of_ranks = ranks.run(counted, text, world_size=degree)
+    assert len(set(of_ranks)) == 1, of_ranks
+    added, added_elements, gathered, gathered_elements = of_ranks[0]
     parameters = sum(one.numel() for one in GPT(**SIZES).parameters())
     return (
         f"| {name} | {degree} | {added} | {added_elements / parameters:.1f} | {gathered} | "

@@ -1,11 +1,14 @@
 """Small models and data for exact checks, and what ranks do with them."""
 
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from launcher.config.choices import Device
 from launcher.config.validate import parse
@@ -255,3 +258,22 @@ def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]
             }
         )
     return found
+
+
+def travelled(of: Callable[[], Any]) -> list[tuple[str, list[int]]]:
+    """The collectives of a call as torch's profiler sees them: names, and the elements of each input."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        of()
+    events = [one for one in profiler.events() if one.name.startswith(("gloo:", "c10d::"))]
+    return [(one.name, [math.prod(shape) for shape in one.input_shapes]) for one in events]
+
+
+def gradients_from(rank: int, world_size: int, text: str, first: int, last: int) -> dict[str, Tensor]:
+    """The whole gradients of window `last` in a training that starts at window `first`."""
+    fit = assembled(rank, world_size, text)
+    fit.sharding.prepare()
+    for update in range(first, last + 1):
+        fit.sharding.clear_gradients()
+        fit.runner.run(fit.windows.get(update))
+    named = fit.sharding.model.named_parameters()
+    return {name: fit.sharding.whole(one.grad).clone() for name, one in named if one.grad is not None}
