@@ -1,5 +1,6 @@
 """What the benchmarks share: ranks in one process group on this machine, a run put together on them, and quartiles."""
 
+import gc
 import os
 import statistics
 import tempfile
@@ -81,6 +82,7 @@ def _rank(rank: int, world_size: int, store: str, function: Callable[..., None],
         function(rank, world_size, *args)
         dist.barrier()
     finally:
+        gc.collect()  # a DDP reducer that outlives the group frees it under Python's lock, and may wait for ever
         dist.destroy_process_group()
 
 

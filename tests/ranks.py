@@ -295,6 +295,7 @@ def _call(rank: int, task: _Task) -> _Outcome:
     except BaseException as error:
         return _failure(error)
     finally:
+        gc.collect()  # a DDP reducer that outlives the group frees it under Python's lock, and may wait for ever
         dist.destroy_process_group()
         if "torch.distributed.tensor" in sys.modules:
             # by itself it keeps meshes for shapes that it has met, also when their groups are gone

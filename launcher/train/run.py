@@ -53,7 +53,11 @@ def run_rank(run: RunDir, attempt: int) -> None:
 
 @contextmanager
 def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
-    """The two files of a run, and this rank's place among the others, whom it leaves together with them."""
+    """The two files of a run, and this rank's place among the others, whom it leaves together with them.
+
+    The groups stay as they are until the process ends: whoever frees one waits for its threads, and does so under
+    Python's lock where a DDP reducer was the last to hold it, while gloo's threads may wait for that very lock.
+    """
     config, plan = load(run.config), Plan.from_json(run.plan.read_text(encoding="utf-8"))
     for folder in reversed(plan.pythonpath):
         if folder not in sys.path:
@@ -64,8 +68,6 @@ def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
     yield config, plan, place
     if place.degree > 1:
         dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def join(plan: Plan, *, offloads: bool = False) -> Place:

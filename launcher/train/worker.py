@@ -1,5 +1,6 @@
 """The entry of a rank: ``python -m launcher.train.worker RUN_DIR``. Reads two files, builds, fits."""
 
+import atexit
 import faulthandler
 import json
 import os
@@ -10,6 +11,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.errors import Exit, LauncherError, StorageError
 from launcher.outcome import SCRATCH
@@ -91,10 +93,17 @@ def main(run_dir: str, task: str = "train") -> int:
     return Exit.FINISHED
 
 
-if __name__ == "__main__":
-    code = main(*sys.argv[1:])
+def leave(code: int) -> NoReturn:
+    """Ends this process without freeing what it holds: see `run.joined`."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # After a failure the others may hang in a collective with this rank: leave without their farewell.
-    os._exit(code) if code else sys.exit(0)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    code = int(Exit.RANK_FAILED)
+    atexit.register(lambda: leave(code))  # the first is the last to be called
+    code = main(*sys.argv[1:])
+    if code:  # the others may hang in a collective with this rank: no farewell to anyone
+        leave(code)

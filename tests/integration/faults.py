@@ -1,13 +1,16 @@
 """Data that goes wrong on purpose; importable by the ranks that tests start."""
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 import torch
-from scalar import Targets
+import torch.distributed as dist
+from scalar import Scalar, Targets
 from torch import Tensor, nn
 
 
@@ -73,3 +76,20 @@ class Square:
 
     def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return output.square().mean(1)
+
+
+class Held(Scalar):
+    """After its first forward a thread of one group never comes back, as one that waits for Python's lock while another
+    frees the group under that lock; at the end of the process a line is printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = False
+
+    def forward(self, targets: Tensor) -> Tensor:
+        if not self.is_held and dist.is_initialized():
+            self.is_held = True
+            atexit.register(print, "farewell")
+            work = dist.all_reduce(torch.zeros(1), group=dist.new_group(), async_op=True)
+            work.get_future().then(lambda _: threading.Event().wait())
+        return super().forward(targets)

@@ -1,6 +1,7 @@
 """A run from the command to its folder: files, exit codes, first failures, many at once."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from runs import Done, argv, environment, launch, mean
 
 pytestmark = pytest.mark.slow
 
+HERE = str(Path(__file__).parent)
 TWO_RANKS = ("cluster.ranks_per_node=2", "batch.micro_batch_size=1")
 
 
@@ -98,6 +100,15 @@ def test_d08_the_first_failing_rank_is_shown_once_and_the_others_end(
     status = done.json("status.json")
     assert (status["state"], status["exit_code"], status["error"]["rank"]) == ("failed", code, 1)
     assert [line["update"] for line in done.metrics()] == [1]  # what was done is there
+
+
+def test_a_rank_ends_whatever_the_threads_of_its_group_do(tmp_path: Path) -> None:
+    paths = HERE + os.pathsep + environment()["PYTHONPATH"]
+    arguments = [*mean([1, 3, 5, 9]), *TWO_RANKS, "batch.global_batch_size=2", "model._target_=faults.Held"]
+    done = launch(tmp_path, "train", *arguments, PYTHONPATH=paths)
+    assert done.code == 0, done.out + done.err
+    for rank in (0, 1):
+        assert "farewell" in (done.run / "logs" / f"rank_{rank}.log").read_text()
 
 
 def test_numbers_that_stay_bad_end_the_run_with_4(tmp_path: Path) -> None:
