@@ -5,6 +5,11 @@ from typing import Any
 
 import torch
 
+# transformers 5 replaces torch.linspace while it loads, and torch remembers for good which functions take the device of
+# a context when it meets the first such context: here, and not there
+with torch.device("meta"):
+    torch.empty(0)
+
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 14, "eos_token_id": 0}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "num_key_value_heads": 1, "bos_token_id": 13, **SIZES}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
