@@ -22,9 +22,9 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir
 from launcher.train.fit import Fit
+from launcher.train.parallel.mesh import Place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
 from launcher.train.run import assemble
-from launcher.train.window import Place
 
 SIZES = {
     "0.4M": {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 344},

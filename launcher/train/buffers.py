@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.errors import LauncherError
-from launcher.train.window import Place
+from launcher.train.parallel.mesh import Place
 
 
 @dataclass(frozen=True)

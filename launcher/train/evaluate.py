@@ -1,9 +1,9 @@
 """Validation, exact for any number of ranks, and the loss of the best constant guess to compare with."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,14 +12,22 @@ from torch import Tensor, nn
 
 from launcher.train.buffers import untouched_buffers
 from launcher.train.loading import load
+from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
-from launcher.train.reading import Batch, Item, Read, Samples, row_weights
+from launcher.train.reading import Batch, Item, Read, Samples, row_weights, sample_length
 from launcher.train.sharding.base import row_losses
-from launcher.train.window import Place, to_device
+from launcher.train.window import MicroBatch, Rounds, to_device
+
+EVALUATION_ROUND = 16
+"""Micro-batches that run through a pipeline at once in an evaluation."""
 
 BASELINE_SAMPLES = 10_000
 """The best constant guess is learned from at most so many training samples, evenly spaced."""
+
+
+Collect = Callable[[MicroBatch, Any], None]
+"""Takes a micro-batch and the model's output for it."""
 
 
 @dataclass(frozen=True)
@@ -41,40 +49,101 @@ class Reader:
     workers: int = 0
     equal_steps: bool = False
     """Whether every rank gets as many micro-batches, the last maybe a copy of a sample that doesn't count."""
+    rounds: Rounds | None = None
+    """In a pipeline: how many micro-batches run through it at once."""
 
-    def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterable[Read]:
-        """This rank's part of `indices`, which may be empty; each sample counts once over all ranks."""
+    def read(self, data: Any, indices: Sequence[int]) -> Iterator[Read]:
+        """This rank's part of `indices` on the host, which may be empty; each sample counts once over all ranks."""
+        return self._load(data, self._turns(indices))
+
+    def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterator[MicroBatch]:
+        """The same on the rank's device."""
+        for read in self.read(data, indices):
+            yield MicroBatch(to_device(read.batch, self.place.device), read.num_real)
+
+    def in_rounds(self, data: Any, indices: Sequence[int]) -> Iterator[tuple[int, list[MicroBatch]]]:
+        """The same for a pipeline, round after round, each of one shape, and the number of its first micro-batch."""
+        assert self.rounds is not None
+        turns, sizes = self._turns(indices), []
+        filled: list[list[Item]] = []
+        for start in range(0, len(turns), EVALUATION_ROUND):
+            several = turns[start : start + EVALUATION_ROUND]
+            sizes.append(self.rounds.filled(len(several)))
+            longest = self._longest(data, several)
+            rows = max(len(turn) for turn in several)
+            for turn in [*several, *[[]] * (sizes[-1] - len(several))]:
+                copied = (turn or several[0])[0]._replace(is_real=False)
+                filled.append([*turn, *[copied] * (rows - len(turn)), longest._replace(is_real=False, is_shape=True)])
+        reading = self._load(data, filled)
+        step = 0
+        for size in sizes:
+            read = [next(reading) for _ in range(size)]
+            yield step, [MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read]
+            step += size
+
+    def _turns(self, indices: Sequence[int]) -> list[list[Item]]:
         mine = [Item(0, index, True) for index in indices[self.place.rank :: self.place.degree]]
         size = self.micro_batch_size
         turns = [mine[start : start + size] for start in range(0, len(mine), size)]
         most = -(-len(indices) // self.place.degree)  # samples of the first rank
         if self.equal_steps and len(turns) < -(-most // size):
             turns.append([Item(0, indices[0], False)])
+        return turns
+
+    def _longest(self, data: Any, turns: Sequence[Sequence[Item]]) -> Item:
+        items = [item for turn in turns for item in turn]
+        lengths = getattr(data, "lengths", None)
+        if lengths is not None:
+            return max(items, key=lambda item: int(lengths[item.sample]))
+        if not callable(getattr(self.task, "length", None)):
+            return items[0]
+        samples = Samples(data, self.seed)
+        return max(items, key=lambda item: sample_length(self.task, samples.read(item.epoch, item.sample)))
+
+    def _load(self, data: Any, turns: list[list[Item]]) -> Iterator[Read]:
         return load(Samples(data, self.seed), self.task, turns, workers=min(self.workers, len(turns)))
 
 
-def validate(model: nn.Module, data: Any, reader: Reader, precision: Precision) -> Validation:
+class Pipeline(Protocol):
+    """What runs the forwards of an evaluation through the stages of a pipeline."""
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch], first_step: int, collect: Collect) -> None:
+        """One round of forwards; `collect` is called with each micro-batch and output where the last stage is."""
+        ...
+
+
+def validate(
+    model: nn.Module, data: Any, reader: Reader, precision: Precision, pipeline: Pipeline | None = None
+) -> Validation:
     """The loss and the task's metrics over all of `data`: sums over all ranks / the sum of all weights.
 
     Ranks may see different numbers of samples, also none. The model's mode and its buffers are put back.
     """
     sums: dict[str, float] = defaultdict(float)
     task, place = reader.task, reader.place
+    indices = _like_lengths_together(data)
+
+    def collect(micro: MicroBatch, output: Any) -> None:
+        real = slice(micro.num_real)
+        weights = row_weights(task, micro.batch)[real]
+        sums["weight"] += float(weights.sum())
+        sums["loss"] += float(row_losses(task, output, micro.batch)[real].double().sum())
+        for name, values in _metrics(task, output, micro.batch).items():
+            sums[f"metric {name}"] += float((values[real].double().cpu() * weights).sum())
+
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), untouched_buffers(model):
-            for step, read in enumerate(reader.micro_batches(data, _like_lengths_together(data))):
-                weights = row_weights(task, read.batch)
-                batch = to_device(read.batch, place.device)
-                seed_micro_batch(reader.seed, 0, place.rank, step)
-                output = precision.call(model, task.inputs(batch))
-                if read.num_real == 0:
-                    continue
-                sums["weight"] += float(weights.sum())
-                sums["loss"] += float(row_losses(task, output, batch).double().sum())
-                for name, values in _metrics(task, output, batch).items():
-                    sums[f"metric {name}"] += float((values.double().cpu() * weights).sum())
+            if pipeline is not None:
+                for step, several in reader.in_rounds(data, indices):
+                    pipeline.evaluate(several, step, collect)
+            else:
+                for step, micro in enumerate(reader.micro_batches(data, indices)):
+                    seed_micro_batch(reader.seed, 0, place.rank, step)
+                    output = precision.call(model, task.inputs(micro.batch))
+                    if micro.num_real:
+                        collect(micro, output)
     finally:
         model.train(was_training)
     total = _sum_dicts(sums, place)
@@ -104,10 +173,17 @@ def _like_lengths_together(data: Any) -> Sequence[int]:
 
 
 def _sum_dicts(mine: dict[str, float], place: Place) -> dict[str, float]:
-    if place.degree == 1:
-        return dict(mine)
-    parts: list[Any] = [None] * place.degree
-    dist.all_gather_object(parts, dict(mine), group=place.group)
+    total = dict(mine)
+    if place.degree > 1:
+        total = _sum_over(total, place.degree, place.group)
+    if place.pipe is not None:
+        total = _sum_over(total, place.pipe.size, place.pipe.host_group)
+    return total
+
+
+def _sum_over(mine: dict[str, float], ranks: int, group: dist.ProcessGroup | None) -> dict[str, float]:
+    parts: list[Any] = [None] * ranks
+    dist.all_gather_object(parts, mine, group=group)
     total: dict[str, float] = defaultdict(float)
     for part in parts:
         for name, value in part.items():
@@ -131,7 +207,7 @@ def baseline_loss(train: Any, validation: Any, reader: Reader) -> float | None:
 def _target_counts(data: Any, indices: Sequence[int], reader: Reader) -> Tensor:
     place = reader.place
     counts: Tensor | None = None
-    for read in reader.micro_batches(data, indices):
+    for read in reader.read(data, indices):
         values = reader.task.target_counts(read.batch).double()
         counts = values if counts is None else counts + values
     if place.degree > 1:

@@ -21,9 +21,9 @@ from launcher.observe.plot import try_to_draw
 from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
 from launcher.train.evaluate import Reader, baseline_loss
 from launcher.train.fit import Progress
+from launcher.train.parallel.mesh import Place
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Sharding
-from launcher.train.window import Place
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def gather(sharding: Sharding, *, keep: bool) -> FinalState:
     """
     state: dict[str, Tensor] = {}
     digest = hashlib.sha256()
-    trained = {name for name, one in sharding.model.named_parameters() if one.requires_grad}
+    trained = sharding.trained_names
     broken = []
     for name, value in sharding.full_items():
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
@@ -108,15 +108,19 @@ def finish(
     started: float,
 ) -> None:
     """Writes the final model, the result and the picture of the loss."""
-    final = gather(sharding, keep=place.rank == 0)
+    final = gather(sharding, keep=place.is_first)
     hashes: list[Any] = [final.sha256]
     if place.degree > 1:
         hashes = [None] * place.degree
         dist.all_gather_object(hashes, final.sha256, group=place.group)
+    if place.pipe is not None:
+        of_stages: list[Any] = [None] * place.pipe.size
+        dist.all_gather_object(of_stages, hashes, group=place.pipe.host_group)
+        hashes = [one for stage in of_stages for one in stage]
     baseline = None
     if parts.validation is not None:
         baseline = baseline_loss(parts.train, parts.validation, reader)
-    if place.rank != 0:
+    if not place.is_first:
         return
     files = getattr(parts.model, "pretrained", None)
     save_model(run, final.state, progress.update, files.tied if isinstance(files, PretrainedFiles) else {})

@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
 
 from launcher.errors import NonFiniteError
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
@@ -13,9 +16,9 @@ from launcher.plan.schedule import LearningRate
 from launcher.run_dir import RunDir, State
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.evaluate import Validation
-from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.parallel.mesh import Place
 from launcher.train.sharding.base import Sharding, StepResult
-from launcher.train.window import Place, Window, Windows
+from launcher.train.window import Window, Windows
 
 STATUS_EVERY = 1.0
 """Seconds between two writes of status.json."""
@@ -44,12 +47,20 @@ class Policy:
     """1: the first update with non-finite values ends the run."""
 
 
+class Runner(Protocol):
+    """How the micro-batches of a window flow."""
+
+    def run(self, window: Window) -> Tensor:
+        """Leaves the window's gradient in the parameters. Returns the sum of the losses of this rank's samples."""
+        ...
+
+
 @dataclass
 class Fit:
     """One training on one rank."""
 
     windows: Windows
-    runner: SequentialRunner
+    runner: Runner
     sharding: Sharding
     rate: LearningRate
     policy: Policy

@@ -17,9 +17,12 @@ _RESERVED = ("lr", "groups", "elementwise")
 
 
 def group_parameters(
-    named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[dict[str, Any]]
+    named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[dict[str, Any]], *, is_part: bool = False
 ) -> list[list[nn.Parameter]]:
     """The trainable parameters by group: those of the first entry of `groups` that matches, the rest last.
+
+    Args:
+        is_part: whether these are only some of the model's, so that a group may have none.
 
     Raises:
         ConfigError: a group's regular expression matches no parameter.
@@ -35,7 +38,7 @@ def group_parameters(
     if not any(split):
         raise LauncherError("model: no parameter is trainable (requires_grad is false for all of them)")
     for index, group in enumerate(groups):
-        if not split[index] and group["match"] != "norms_and_biases":
+        if not split[index] and not is_part and group["match"] != "norms_and_biases":
             raise ConfigError(f"optimizer.groups[{index}].match", group["match"], "matches no trainable parameter")
     return split
 
@@ -51,15 +54,16 @@ def _all_on_a_gpu(groups: Sequence[Sequence[nn.Parameter]]) -> bool:
 
 
 def build_optimizer(
-    model: nn.Module, config: dict[str, Any], planned_groups: Sequence[dict[str, Any]]
+    model: nn.Module, config: dict[str, Any], planned_groups: Sequence[dict[str, Any]], *, is_part: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer of `config` over the model's trainable parameters, in the plan's groups.
+    """The optimizer of `config` over the model's trainable parameters, in the plan's groups. `is_part`: the model is a
+    stage of one.
 
     Each of its param_groups carries `lr_scale`; the learning rate is set before every update.
     """
     target = locate(config["_target_"], "optimizer._target_")
     takes_decay = "weight_decay" in inspect.signature(target).parameters
-    split = group_parameters(model.named_parameters(), config["groups"])
+    split = group_parameters(model.named_parameters(), config["groups"], is_part=is_part)
     groups = []
     for parameters, planned in zip(split, planned_groups, strict=True):
         group: dict[str, Any] = {"params": parameters, "lr": planned["lr"], "lr_scale": planned["lr_scale"]}

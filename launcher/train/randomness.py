@@ -24,9 +24,9 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(int(words[2]) << 32 | int(words[3]))
 
 
-def seed_micro_batch(seed: int, update: int, rank: int, step: int) -> None:
+def seed_micro_batch(seed: int, update: int, rank: int, step: int, *, stage: int = 0) -> None:
     """Seeds Python's, NumPy's and torch's generators (CPU and CUDA) for one forward: dropout and what else is drawn."""
-    words = np.random.SeedSequence([_MICRO_BATCH, seed, update, rank, step]).generate_state(2)
+    words = np.random.SeedSequence([_MICRO_BATCH, seed, update, rank, step, *[stage] * (stage > 0)]).generate_state(2)
     word = int(words[0]) << 32 | int(words[1])
     random.seed(word)
     np.random.seed(int(words[0]))

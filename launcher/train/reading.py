@@ -28,6 +28,8 @@ class Item(NamedTuple):
     sample: int
     is_real: bool
     """False: a copy that fills up a micro-batch and is masked."""
+    is_shape: bool = False
+    """Whether it is collated with the others for its length alone, and then left out; it comes last."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class Collate:
         samples = [sample for sample, _ in read]
         num_real = sum(item.is_real for _, item in read)
         batch = collate(self.task, samples)
+        if read[-1][1].is_shape:
+            samples.pop()
+            batch = {name: value[: len(samples)] for name, value in batch.items()}
         counts = callable(getattr(self.task, "length", None))
         tokens = sum(sample_length(self.task, sample) for sample in samples[:num_real]) if counts else None
         weight = float(row_weights(self.task, batch)[:num_real].sum())

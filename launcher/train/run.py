@@ -23,10 +23,13 @@ from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Reporter
+from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
+from launcher.train.runner.pipeline import PipelineRunner
 from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.runner.stages import cut_into_stages
 from launcher.train.sharding.make import make_precision, make_sharding
-from launcher.train.window import Place, Windows
+from launcher.train.window import Windows
 
 START_TIMEOUT = timedelta(minutes=30)
 """How long a collective may take before torch gives up."""
@@ -40,12 +43,12 @@ def run_rank(run: RunDir, attempt: int) -> None:
         model, fill = make_model(config)
         parts = Parts(model, build_task(config), train, validation, fill)
         plan, facts = complete(config, plan, parts)
-        if place.rank == 0:
+        if place.is_first:
             write_atomic(run.plan, to_json(plan.to_dict()))
             save_pretrained_files(run, parts.model)
             run.write_status(state=State.running, attempt=attempt)
         fit = assemble(config, plan, facts, parts, place, run, attempt)
-        with tracking(run if place.rank == 0 else None, config.logging.wandb, attempt):
+        with tracking(run if place.is_first else None, config.logging.wandb, attempt):
             progress = fit.run()
             reader = make_reader(config, plan, parts, place)
             finish(run, config, parts, reader, place, fit.sharding, progress, started)
@@ -66,8 +69,8 @@ def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
     place = join(plan, offloads=config.strategy.offload is not Offload.none)
     yield config, plan, place
-    if place.degree > 1:
-        dist.barrier(group=place.group)  # nobody leaves while another still writes or talks
+    if place.world_size > 1:
+        dist.barrier(group=place.world_group)  # nobody leaves while another still writes or talks
 
 
 def join(plan: Plan, *, offloads: bool = False) -> Place:
@@ -84,7 +87,8 @@ def join(plan: Plan, *, offloads: bool = False) -> Place:
         dist.init_process_group("cpu:gloo,cuda:nccl" if plan.device == "cuda" else "gloo", timeout=START_TIMEOUT)
         if plan.device == "cuda":
             group = dist.new_group(backend="gloo", timeout=START_TIMEOUT)
-    return Place(rank, plan.data_parallel_degree, device, group)
+    pp = plan.mesh["pp"]
+    return take_place(rank, plan.data_parallel_degree, pp, device, group=group, timeout=START_TIMEOUT)
 
 
 def complete(config: Config, plan: Plan, parts: Parts) -> tuple[Plan, Facts]:
@@ -107,7 +111,8 @@ def assemble(
     assert plan.num_updates is not None
     seed = config.run.seed
     parts.model.train()
-    sharding = make_sharding(config, plan, parts, place)
+    stages = None if place.pipe is None else cut_into_stages(config, plan, parts, place)
+    sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part)
     assert plan.layout is not None
     windows = Windows(
         parts.train,
@@ -121,6 +126,7 @@ def assemble(
         workers=config.data.workers,
         num_updates=plan.num_updates,
         micro_batch_tokens=plan.micro_batch_tokens,
+        rounds=None if stages is None else stages.rounds,
     )
     training = config.training
     stops_at_first = training.on_nonfinite is OnNonfinite.stop
@@ -133,16 +139,20 @@ def assemble(
     )
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     reader = replace(reader, equal_steps=sharding.forward_is_collective)
+    runner: SequentialRunner | PipelineRunner = SequentialRunner(sharding, seed=seed, rank=place.rank)
+    pipeline = None
+    if stages is not None:
+        reader = replace(reader, rounds=stages.rounds)
+        runner = pipeline = stages.runner(sharding, parts.task, precision, seed=seed)
     check = None
     if parts.validation is not None:
 
         def check() -> Validation:
-            return validate(parts.model, parts.validation, reader, precision)
+            return validate(sharding.model, parts.validation, reader, precision, pipeline)
 
     reporter = Reporter(
-        run if place.rank == 0 else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
+        run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
-    runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
     return Fit(windows, runner, sharding, learning_rate(config, plan, facts), policy, place, check, reporter)
 
 

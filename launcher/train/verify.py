@@ -15,11 +15,12 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.fit import Progress, Reporter
+from launcher.train.parallel.mesh import Place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts, make_model
 from launcher.train.reading import Samples, collate, row_weights
 from launcher.train.run import assemble, joined
 from launcher.train.sharding.base import StepResult, row_losses
-from launcher.train.window import Place, Window, to_device
+from launcher.train.window import Window, to_device
 
 MICRO_BATCH = 2
 UPDATES = 3

@@ -1,16 +1,16 @@
 """Which samples make up an update, and this rank's part of them as batches on its device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
 from launcher.train.loading import load
+from launcher.train.parallel.mesh import Place
 from launcher.train.randomness import epoch_order
 from launcher.train.reading import Batch, Item, Read, Samples, sample_length
 
@@ -40,24 +40,23 @@ class Window:
     samples: int
     tokens: int | None
     """Input tokens without padding over all ranks, as the task counts them; None where it doesn't."""
+    rounds: Sequence[int] = ()
+    """In a pipeline: how many of the micro-batches each run of its schedule takes, all of one shape."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this rank stands among those that see different samples."""
+class Rounds:
+    """How a window's micro-batches are divided into runs of a pipeline's schedule."""
 
-    rank: int
-    degree: int
-    device: torch.device
-    group: dist.ProcessGroup | None = None
-    """A gloo group for numbers on the host; None: the default one."""
+    most: int | None
+    """Micro-batches of a round at most; None: the whole window is one."""
+    filled: Callable[[int], int]
+    """How many micro-batches a round of so many is filled up to, so that the schedule can run it."""
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of `values` over the data-parallel ranks, in float64."""
-        numbers = torch.tensor(values, dtype=torch.float64)
-        if self.degree > 1:
-            dist.all_reduce(numbers, group=self.group)
-        return [float(one) for one in numbers]
+    def divide(self, steps: int) -> list[int]:
+        """The sizes of the rounds of `steps` micro-batches, filled up."""
+        most = self.most or steps
+        return [self.filled(min(most, steps - start)) for start in range(0, steps, most)]
 
 
 class Windows:
@@ -81,10 +80,12 @@ class Windows:
         workers: int = 0,
         num_updates: int | None = None,
         micro_batch_tokens: int | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.task, self.batch, self.table, self.place = task, batch, table, place
         self.seed, self.shuffle, self.layout, self.workers = seed, shuffle, layout, workers
         self.num_updates, self.micro_batch_tokens = num_updates, micro_batch_tokens
+        self._rounds = rounds
         self._steps: dict[int, int] = {}
         self._samples = Samples(data, seed)
         self._order: tuple[int, np.ndarray] | None = None
@@ -122,6 +123,7 @@ class Windows:
             weight=weight,
             samples=len(indices),
             tokens=int(tokens) if counts_tokens else None,
+            rounds=() if self._rounds is None else self._rounds.divide(self.batch.num_micro_steps(len(indices))),
         )
 
     def _start(self, update: int) -> Iterator[Read]:
@@ -140,17 +142,46 @@ class Windows:
         A rank without a sample in one takes part with a masked copy of a real one.
         """
         indices, epoch = self.indices(update), self.table.window(update).epoch
-        layout = self._laid_out(indices, epoch)[self.place.rank]
+        by_length = self.layout == "length"
+        pads_alike = self._rounds is not None and callable(getattr(self.task, "length", None))
+        lengths = self._lengths(indices, epoch) if by_length or pads_alike else None
+        laid_out = self._laid_out(len(indices), lengths if by_length else None)
+        if self._rounds is not None:
+            steps = self._in_rounds(indices, epoch, laid_out, lengths)
+            self._steps[update] = len(steps)
+            return steps
+        layout = laid_out[self.place.rank]
         self._steps[update] = len(layout)
         return [
             [Item(epoch, int(indices[position]), bool(positions)) for position in positions or [0]]
             for positions in layout
         ]
 
-    def _laid_out(self, indices: np.ndarray, epoch: int) -> Layout:
-        if self.layout == "arrival":
-            return in_order_of_arrival(self.batch, len(indices))
-        lengths = self._lengths(indices, epoch)
+    def _in_rounds(
+        self, indices: np.ndarray, epoch: int, layout: Layout, lengths: Sequence[int] | None
+    ) -> list[list[Item]]:
+        """The same in a pipeline, where the micro-batches of a round have one shape: as many rows as the fullest of
+        any rank, copies filling up, and the length of the longest sample of this rank."""
+        assert self._rounds is not None
+        steps: list[list[Item]] = []
+        start = 0
+        for size in self._rounds.divide(len(layout[0])):
+            runs = [one[start : start + size] for one in layout]
+            rows = max(len(step) for run in runs for step in run)
+            mine = runs[self.place.rank] + [[]] * (size - len(runs[0]))
+            taken = [position for step in mine for position in step] or [0]
+            longest = taken[0] if lengths is None else max(taken, key=lengths.__getitem__)
+            for positions in mine:
+                items = [Item(epoch, int(indices[one]), True) for one in positions]
+                copied = positions[0] if positions else taken[0]
+                items += [Item(epoch, int(indices[copied]), False)] * (rows - len(positions))
+                steps.append([*items, Item(epoch, int(indices[longest]), False, is_shape=True)])
+            start += size
+        return steps
+
+    def _laid_out(self, samples: int, lengths: Sequence[int] | None) -> Layout:
+        if lengths is None:
+            return in_order_of_arrival(self.batch, samples)
         if self.micro_batch_tokens is not None:
             return by_tokens(self.micro_batch_tokens, self.place.degree, lengths)
         return by_length(self.batch, lengths)

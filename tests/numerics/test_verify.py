@@ -16,10 +16,11 @@ from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.optim.local import local
 from launcher.plan.mesh import World
+from launcher.train.parallel.mesh import Place
 from launcher.train.sharding.ddp import DataParallel
 from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.verify import Cell, Report, verify
-from launcher.train.window import Place, Windows
+from launcher.train.window import Windows
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.train.fit import Fit
+from launcher.train.parallel.mesh import Place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.run import assemble
-from launcher.train.window import Place
 
 SEQUENCES = 17
 

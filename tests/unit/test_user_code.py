@@ -18,12 +18,12 @@ from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.train.evaluate import Reader, validate
+from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_model, build_task, count_updates, gather_facts, sample_lengths
 from launcher.train.randomness import epoch_order
 from launcher.train.reading import Samples
 from launcher.train.sharding.base import LossModule
-from launcher.train.window import Place
 
 HERE = Place(0, 1, torch.device("cpu"))
 

@@ -1,6 +1,7 @@
 """What a forward computes in. Parameters, gradients and their accumulation stay fp32 whatever it is."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,21 @@ class Precision:
     name: PrecisionName
     device_type: str
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What a forward runs inside."""
+        if self.name is PrecisionName.fp32:
+            return nullcontext()
+        return torch.autocast(self.device_type, _HALF[self.name])
+
     def call(self, model: Any, inputs: Mapping[str, Any]) -> Any:
         """The model's output for these inputs."""
-        if self.name is PrecisionName.fp32:
-            return model(**inputs)
-        with torch.autocast(self.device_type, _HALF[self.name]):
+        with self.autocast():
             output = model(**inputs)
-        return tree_map(_full, output)
+        return self.result(output)
+
+    def result(self, output: Any) -> Any:
+        """A model's output as losses are formed of it."""
+        return output if self.name is PrecisionName.fp32 else tree_map(_full, output)
 
 
 _HALF = {PrecisionName.bf16: torch.bfloat16, PrecisionName.fp16: torch.float16}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,38 @@ class Material:
     """Gives the tensors of a part of the model their numbers; nothing where they have them."""
     scaler: LossScale | None = None
     """The scale of the loss, under fp16."""
+    part: "PipelinePart | None" = None
+    """In a pipeline: what of the model lies on this rank."""
+
+
+class PipelinePart(Protocol):
+    """What a rank's stages of a pipeline have to settle with the others. All of it is collective among them."""
+
+    plain: nn.Module
+    """The whole model, of which tensors that lie elsewhere may have no memory."""
+    modules: Sequence[nn.Module]
+    """The stages of this rank, each run as one."""
+
+    @property
+    def whole(self) -> nn.Module:
+        """One module that holds what all of them hold, under the plain model's names."""
+        ...
+
+    def add_up_shared(self) -> None:
+        """Gives parameters that lie on several stages the sum of their gradients."""
+        ...
+
+    def counted(self, parameters: Sequence[Tensor]) -> list[bool]:
+        """Which of these parameters count here in a norm over all stages."""
+        ...
+
+    def sum(self, value: float) -> float:
+        """The sum over all stages."""
+        ...
+
+    def full_items(self, own: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's state, tensor by tensor. `own`: the whole tensor of a name that lies on this rank."""
+        ...
 
 
 class LossModule(nn.Module):
@@ -84,19 +116,10 @@ class LossModule(nn.Module):
         if batch is None:
             return self._without_rows()
         output = self.precision.call(self.model, self.task.inputs(batch))
-        rows = row_losses(self.task, output, batch)
-        if torch.is_grad_enabled() and not rows.requires_grad:
-            raise LauncherError("task.loss: its result carries no gradient (detached, or made of numbers alone)")
-        # sums and the divisor are not for the 8 or 11 bits of a half type
-        rows = rows if rows.dtype is torch.float64 else rows.float()
-        if num_real < rows.shape[0]:
-            real = torch.arange(rows.shape[0], device=rows.device) < num_real
-            rows = torch.where(real, rows, torch.zeros_like(rows))
-        total = rows.sum()
-        scaled: Tensor = total * scale
+        scaled, total = scaled_loss(self.task, output, batch, num_real, scale)
         if self.touches_all:
             scaled = _Touch.apply(scaled, *self._trainable)  # type: ignore[no-untyped-call]
-        return scaled, total.detach().double()
+        return scaled, total
 
     def _without_rows(self) -> tuple[Tensor, Tensor]:
         """A loss of nothing, from which gradients arrive one by one, those of the last parameters first."""
@@ -104,6 +127,22 @@ class LossModule(nn.Module):
         for parameter in self._trainable:
             scaled = _Touch.apply(scaled, parameter)  # type: ignore[no-untyped-call]
         return scaled, scaled.detach().double()
+
+
+def scaled_loss(
+    task: Any, output: Any, batch: Mapping[str, Tensor], num_real: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Of a model's output for `batch`: as `LossModule.forward`."""
+    rows = row_losses(task, output, batch)
+    if torch.is_grad_enabled() and not rows.requires_grad:
+        raise LauncherError("task.loss: its result carries no gradient (detached, or made of numbers alone)")
+    # sums and the divisor are not for the 8 or 11 bits of a half type
+    rows = rows if rows.dtype is torch.float64 else rows.float()
+    if num_real < rows.shape[0]:
+        real = torch.arange(rows.shape[0], device=rows.device) < num_real
+        rows = torch.where(real, rows, torch.zeros_like(rows))
+    total = rows.sum()
+    return total * scale, total.detach().double()
 
 
 def row_losses(task: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -147,6 +186,7 @@ class Sharding(ABC):
         self.model = material.model
         self.scaler = material.scaler
         self.degree = material.degree
+        self.part = material.part
         self.module: nn.Module = LossModule(material.model, material.task, material.precision)
         self._make_optimizer = material.make_optimizer
         self._unscale = 1.0
@@ -163,6 +203,13 @@ class Sharding(ABC):
 
     def prepare(self) -> None:  # noqa: B027 — most shardings have nothing to prepare
         """Called once on every rank before the first window."""
+
+    def stage_backward(self, stage: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """What the backward of a pipeline's stage runs inside. `last`: of the window, for that stage."""
+        return nullcontext()
+
+    def end_of_window(self) -> None:  # noqa: B027 — most shardings are done by then
+        """Called in a pipeline when all backwards of a window are through: gradients have to be complete."""
 
     def close(self) -> None:  # noqa: B027 — most shardings hold nothing
         """Called once on every rank when nothing more is asked of this sharding."""
@@ -208,10 +255,12 @@ class Sharding(ABC):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        if self.part is not None:
+            self.part.add_up_shared()
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if self.scaler is not None:
             torch._foreach_mul_([local(one) for one in gradients], self._unscale)
-        grad_norm = math.sqrt(self.sum_of_squares(gradients))
+        grad_norm = math.sqrt(self._over_all_stages(gradients))
         applied = finite and grad_norm < float("inf")
         if applied:
             if max_norm is not None:
@@ -231,6 +280,13 @@ class Sharding(ABC):
         self.scaler.update(overflow=not applied)
         return StepResult(grad_norm, applied, scale, overflow)
 
+    def _over_all_stages(self, gradients: Sequence[Tensor]) -> float:
+        if self.part is None:
+            return self.sum_of_squares(gradients)
+        counted = self.part.counted(self.parameters)
+        own = [one for one, counts in zip(gradients, counted, strict=True) if counts]
+        return self.part.sum(self.sum_of_squares(own))
+
     def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
         """The squared norm of the gradient over all ranks."""
         return float(sum_of_squares(gradients))
@@ -242,8 +298,22 @@ class Sharding(ABC):
     def full_items(self) -> Iterator[tuple[str, Tensor]]:
         """The whole model's state, tensor by tensor on the CPU, under the plain model's names and in its order; tied
         ones under each of theirs. Every rank has to go through all of it."""
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            yield name, self.whole(value).detach().to("cpu", copy=True).contiguous()
+        state = self.model.state_dict(keep_vars=True)
+
+        def own(name: str) -> Tensor:
+            return self.whole(state[name]).detach().to("cpu", copy=True).contiguous()
+
+        if self.part is not None:
+            yield from self.part.full_items(own)
+            return
+        for name in state:
+            yield name, own(name)
+
+    @property
+    def trained_names(self) -> set[str]:
+        """The trained parameters of the whole model by name, wherever they lie."""
+        model = self.model if self.part is None else self.part.plain
+        return {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
 
     def whole(self, value: Tensor) -> Tensor:
         """A tensor of the state as the plain model has it; collective."""

@@ -1,10 +1,14 @@
 """Every rank holds a copy of the model; gradients are summed once a window."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.errors import LauncherError
@@ -40,6 +44,12 @@ class DataParallel(Sharding):
                 self.backward(scaled)
             self.clear_gradients()
 
+    def end_of_window(self) -> None:
+        """The window's one reduction: stages of a pipeline have left their sums in the buckets' own memory."""
+        with self.micro_batch(last=True):
+            scaled, _total = self.forward(None, 0, 1.0)
+            self.backward(scaled)
+
     def backward(self, scaled: Tensor) -> None:
         try:
             super().backward(scaled)
@@ -59,3 +69,20 @@ class DataParallel(Sharding):
         else:
             with self.ddp.no_sync():
                 yield
+
+
+class ZeroRedundancy(DataParallel):
+    """ZeRO-1 inside a stage of a pipeline, which runs its own backward, so that DeepSpeed's engine can't: torch's
+    ZeroRedundancyOptimizer. Each rank updates whole parameters and tells the others."""
+
+    def __init__(self, material: Material, *, group: ProcessGroup | None = None) -> None:
+        super().__init__(material, group=group)
+        self._group = group
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        whole = super().optimizer
+        arguments = inspect.signature(type(whole)).parameters
+        defaults = {name: value for name, value in whole.defaults.items() if name in arguments}
+        groups = [dict(one) for one in whole.param_groups]
+        return ZeroRedundancyOptimizer(groups, type(whole), process_group=self._group, **defaults)

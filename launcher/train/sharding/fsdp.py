@@ -1,7 +1,7 @@
 """Parameters, gradients and optimizer states spread over ranks: torch's FSDP2."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from launcher.config.choices import Offload, ReduceEach
 from launcher.config.schema import StrategyConfig
 from launcher.optim.local import local
 from launcher.optim.norm import sum_of_squares
+from launcher.train.parallel.mesh import Pipe
 from launcher.train.sharding.base import Material, Sharding
 
 
@@ -35,26 +36,39 @@ class FullyShard(Sharding):
     forward_is_collective = True
 
     def __init__(
-        self, material: Material, strategy: StrategyConfig, *, reduce_each: ReduceEach, replicate: int, shard: int
+        self,
+        material: Material,
+        strategy: StrategyConfig,
+        *,
+        reduce_each: ReduceEach,
+        replicate: int,
+        shard: int,
+        pipe: Pipe | None = None,
     ) -> None:
         super().__init__(material)
         self._reduces_each_time = reduce_each is ReduceEach.micro_batch
         self._device = material.device
-        self._meshes = _Meshes(material.device.type, replicate, shard)
+        self._meshes = _Meshes(material.device.type, replicate, shard, pipe)
         offload = OffloadPolicy()
         if strategy.offload is Offload.cpu:
             offload = CPUOffloadPolicy(pin_memory=material.device.type == "cuda")
-        model, reshard = material.model, strategy.reshard_after_forward
-        for block in material.blocks.values():
-            self._shard(block, material, offload, reshard)
-        self._shard(model, material, offload, reshard)
-        self._sharded = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        reshard = strategy.reshard_after_forward
+        self._roots = [material.model] if material.part is None else list(material.part.modules)
+        for root in self._roots:
+            inside = set(root.modules())
+            for block in material.blocks.values():
+                if block in inside:
+                    self._shard(block, material, offload, reshard)
+            self._shard(root, material, offload, reshard)
+        self._sharded = [one for root in self._roots for one in root.modules() if isinstance(one, FSDPModule)]
+        if material.part is not None:
+            self.model = material.part.whole
         for module in self._sharded:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum with a factor
-        assert isinstance(model, FSDPModule)
-        model.set_reduce_scatter_unused_params(True)
-        self._root = model
+        for root in self._roots:
+            assert isinstance(root, FSDPModule)
+            root.set_reduce_scatter_unused_params(True)
 
     def _shard(self, module: nn.Module, material: Material, offload: OffloadPolicy, reshard: bool | None) -> None:
         """Gives a module its numbers, and leaves this rank its part of them."""
@@ -74,12 +88,16 @@ class FullyShard(Sharding):
             offload_policy=offload,
         )
 
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
-        self._root.set_is_last_backward(last)
-        self._root.set_requires_gradient_sync(last or self._reduces_each_time)
-        self._root.set_requires_all_reduce(last)
-        yield
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        (root,) = self._roots
+        return self.stage_backward(root, last=last)
+
+    def stage_backward(self, stage: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        assert isinstance(stage, FSDPModule)
+        stage.set_is_last_backward(last)
+        stage.set_requires_gradient_sync(last or self._reduces_each_time)
+        stage.set_requires_all_reduce(last)
+        return nullcontext()
 
     def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
         total = sum_of_squares([local(one) for one in gradients]).to(self._device)
@@ -95,9 +113,11 @@ class FullyShard(Sharding):
 class _Meshes:
     """The ranks as dp_replicate x dp_shard, as often as parameters of several types need it."""
 
-    def __init__(self, device_type: str, replicate: int, shard: int) -> None:
+    def __init__(self, device_type: str, replicate: int, shard: int, pipe: Pipe | None) -> None:
         self._device_type = device_type
-        self._ranks = torch.arange(replicate * shard).view(replicate, shard)
+        stages = 1 if pipe is None else pipe.size
+        self._all = torch.arange(stages * replicate * shard).view(stages, replicate, shard)
+        self._ranks = self._all[0 if pipe is None else pipe.rank]
         self.main = self._make()
         self._others: dict[torch.dtype, FSDPMeshInfo] = {}
 
@@ -117,10 +137,11 @@ class _Meshes:
 
     def _make(self) -> DeviceMesh:
         """A mesh with process groups that no other has."""
-        shard_group, _ = dist.new_subgroups_by_enumeration(self._ranks.tolist())  # type: ignore[no-untyped-call]
+        rows, columns = self._all.flatten(0, 1), self._all.transpose(1, 2).flatten(0, 1)
+        shard_group, _ = dist.new_subgroups_by_enumeration(rows.tolist())  # type: ignore[no-untyped-call]
         if len(self._ranks) == 1:
             return DeviceMesh.from_group(shard_group, self._device_type, mesh_dim_names=("dp_shard",))
-        copies_group, _ = dist.new_subgroups_by_enumeration(self._ranks.T.tolist())  # type: ignore[no-untyped-call]
+        copies_group, _ = dist.new_subgroups_by_enumeration(columns.tolist())  # type: ignore[no-untyped-call]
         names = ("dp_replicate", "dp_shard")
         groups = [copies_group, shard_group]
         return DeviceMesh.from_group(groups, self._device_type, mesh=self._ranks, mesh_dim_names=names)

@@ -1,6 +1,7 @@
 """The sharding of a configuration's strategy."""
 
 from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,13 +13,18 @@ from launcher.plan.zero import deepspeed_keys
 from launcher.train.optim import build_optimizer
 from launcher.train.parallel.activation_checkpoint import recompute_blocks
 from launcher.train.parallel.blocks import find_blocks
+from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.part import Part
 from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
-from launcher.train.sharding.ddp import DataParallel
+from launcher.train.sharding.ddp import DataParallel, ZeroRedundancy
 from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.sharding.zero import Zero
-from launcher.train.window import Place
+
+
+def _leave(_module: nn.Module) -> None:
+    """Fills nothing: it is done."""
 
 
 def make_precision(config: Config, place: Place) -> Precision:
@@ -26,25 +32,39 @@ def make_precision(config: Config, place: Place) -> Precision:
     return Precision(config.precision.name, place.device.type)
 
 
-def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sharding:
-    """The sharding of the configuration's strategy; with one rank every strategy is that of one process."""
+def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place, part: Part | None = None) -> Sharding:
+    """The sharding of the configuration's strategy; with one rank every strategy is that of one process. `part`: in a
+    pipeline the stages of this rank."""
 
     def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(model, config.optimizer, plan.param_groups)
+        return build_optimizer(model, config.optimizer, plan.param_groups, is_part=part is not None)
 
     precision, scaler = make_precision(config, place), None
     if precision.name is PrecisionName.fp16:
         scaler = LossScale(config.precision.initial_scale, config.precision.scale_growth_interval)
-    strategy, model = config.strategy, parts.model
+    strategy, fill = config.strategy, parts.fill
+    is_deferred = strategy.name is StrategyName.fsdp and place.degree > 1
+    if part is not None:
+        fill = partial(part.fill, fill=parts.fill)
+        if not is_deferred:
+            for stage in part.modules:
+                fill(stage)
+                stage.to(place.device)
+            fill = _leave
+    model = parts.model if part is None else part.whole
+    if part is not None and is_deferred:
+        del part.whole  # it is another one once the stages have been sharded
     blocks = find_blocks(model, strategy.wrap)
     recompute_blocks(list(blocks.values()) or [model], config.activation_checkpoint)
     material = Material(
-        model, parts.task, make_optimizer, precision, place.degree, place.device, blocks, parts.fill, scaler
+        model, parts.task, make_optimizer, precision, place.degree, place.device, blocks, fill, scaler, part
     )
     if strategy.name is StrategyName.single or (place.degree == 1 and strategy.offload is Offload.none):
         return Single(material)
     if strategy.name is StrategyName.ddp:
-        return DataParallel(material)
+        return DataParallel(material, group=place.device_group)
+    if strategy.name is StrategyName.zero1 and part is not None:
+        return ZeroRedundancy(material, group=place.device_group)
     if strategy.name is StrategyName.fsdp:
         assert plan.reduce_each is not None
         return FullyShard(
@@ -53,6 +73,7 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place) -> Sha
             reduce_each=ReduceEach(plan.reduce_each),
             replicate=plan.mesh["dp_replicate"],
             shard=plan.mesh["dp_shard"],
+            pipe=place.pipe,
         )
     trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
     keys = deepspeed_keys(config, asdict(plan), trainable, pin_memory=place.device.type == "cuda")

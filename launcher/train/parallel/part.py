@@ -1,0 +1,123 @@
+"""What of a model lies on one rank of a pipeline, and what the ranks of a pipeline settle among each other."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.optim.local import local
+from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.stages import Anatomy, Span, cut, merged, take_members
+
+
+def rank_of_stage(stage: int, pp: int, *, folded: bool) -> int:
+    """Which rank of a pipeline holds a stage. Several a rank lie round after round (0 1 0 1), or folded like a V (0 1
+    1 0): torch's rule for its schedules."""
+    turn, place = divmod(stage, pp)
+    return pp - 1 - place if folded and turn % 2 else place
+
+
+class Part:
+    """The stages of one rank. Everything here is collective among the ranks of a pipeline."""
+
+    def __init__(
+        self, plain: nn.Module, anatomy: Anatomy, spans: Sequence[Span], place: Place, *, folded: bool = False
+    ) -> None:
+        """
+        Args:
+            plain: the whole model, of which tensors that lie elsewhere may have no memory.
+            spans: of all stages.
+            folded: how stages lie on ranks: see `rank_of_stage`.
+        """
+        assert place.pipe is not None
+        self.plain, self._anatomy, self._pipe, self._place = plain, anatomy, place.pipe, place
+        self._ranks = [rank_of_stage(one.index, place.pipe.size, folded=folded) for one in spans]
+        self.spans = [one for one, rank in zip(spans, self._ranks, strict=True) if rank == place.pipe.rank]
+        self.modules: Sequence[nn.Module] = [cut(plain, anatomy, one) for one in self.spans]
+        self._holders = {name: self._ranks_with(name, spans) for name in plain.state_dict()}
+        self._shared = self._groups_of_shared(spans)
+
+    @cached_property
+    def whole(self) -> nn.Module:
+        """One module that holds what the stages of this rank hold, under the plain model's names."""
+        return merged(self.modules, self._anatomy)
+
+    def fill(self, module: nn.Module, fill: Callable[[nn.Module], None]) -> None:
+        """Gives the tensors of a stage or of a part of one their numbers, by `fill` of the plain model."""
+        fill(module)
+        for stage in self.modules:
+            take_members(stage, self.plain, self._anatomy)
+
+    def add_up_shared(self) -> None:
+        """Gives parameters that lie on several ranks, as a tied embedding and head do, the sum of their gradients."""
+        own = dict(self.whole.named_parameters(remove_duplicate=False))
+        for name, group in self._shared:
+            parameter = own[name]
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(local(parameter.grad), group=group)
+
+    def counted(self, parameters: Sequence[Tensor]) -> list[bool]:
+        """Which of these parameters count on this rank in a norm: a shared one on the first that holds it."""
+        elsewhere = {
+            id(one) for name, one in self.whole.named_parameters() if self._holders[name][0] != self._pipe.rank
+        }
+        return [id(one) not in elsewhere for one in parameters]
+
+    def sum(self, value: float) -> float:
+        """The sum over the ranks of the pipeline."""
+        return self._pipe.sum([value])[0]
+
+    def full_items(self, own: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's state, tensor by tensor, on every rank. `own`: the whole tensor of a name on this rank."""
+        for name, sketch in self.plain.state_dict(keep_vars=True).items():
+            owner = self._holders[name][0]
+            value = own(name) if owner == self._pipe.rank else torch.empty(sketch.shape, dtype=sketch.dtype)
+            if value.numel():
+                dist.broadcast(value, group=self._pipe.host_group, group_src=owner)
+            yield name, value
+
+    def _ranks_with(self, name: str, spans: Sequence[Span]) -> list[int]:
+        """The ranks that hold a tensor of the state under any of its names, the one of the first stage first."""
+        tensor = self._tensors.get(name)
+        names = [name] if tensor is None else self._names[tensor]
+        ranks = [
+            rank
+            for span, rank in zip(spans, self._ranks, strict=True)
+            if any(self._anatomy.holds(one, span) for one in names)
+        ]
+        return list(dict.fromkeys(ranks))
+
+    @cached_property
+    def _tensors(self) -> dict[str, int]:
+        return {name: id(one) for name, one in self.plain.state_dict(keep_vars=True).items()}
+
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = defaultdict(list)
+        for name, tensor in self._tensors.items():
+            found[tensor].append(name)
+        return found
+
+    def _groups_of_shared(self, spans: Sequence[Span]) -> list[tuple[str, dist.ProcessGroup]]:
+        """For each parameter that lies on this rank and on others a name of it here and the group of those ranks."""
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        shared = []
+        for names in self._names.values():
+            ranks = tuple(sorted(self._holders[names[0]]))
+            if len(ranks) < 2:
+                continue
+            if ranks not in groups:  # every rank of the run makes all of them, in the same order
+                made = [
+                    dist.new_group([rank * self._place.degree + other for rank in ranks])
+                    for other in range(self._place.degree)
+                ]
+                groups[ranks] = made[self._place.rank]
+            here = [one for one in names if any(self._anatomy.holds(one, span) for span in self.spans)]
+            if here:
+                shared.append((here[0], groups[ranks]))
+        return shared

@@ -1,0 +1,257 @@
+"""A model cut into stages: each holds some of its layers, the first also what comes before them and the last what comes
+after, under the plain model's names.
+
+The plain model is `head(layers(embed(inputs)))`. Which of its parts `embed` and `head` use is found by watching what
+they reach for, once, on tensors without memory.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map, tree_map_only
+
+from launcher.config.choices import PrecisionName
+from launcher.errors import ConfigError
+from launcher.train.parallel.precision import Precision
+
+Hidden = Any
+"""What flows between layers: a tensor, or a tuple of tensors."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stage: which layers it holds."""
+
+    index: int
+    count: int
+    """Stages in all."""
+    first_layer: int
+    last_layer: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def has(self, layer: int) -> bool:
+        return self.first_layer <= layer <= self.last_layer
+
+
+def spans_of(stages: Sequence[Sequence[int]]) -> list[Span]:
+    """The stages of a plan's `stages`, [[first layer, last layer], …]."""
+    return [Span(index, len(stages), first, last) for index, (first, last) in enumerate(stages)]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where a model's layers lie, and what is used before and after them."""
+
+    layers: str
+    """The list of layers by name."""
+    before: frozenset[str]
+    """Modules, parameters and buffers that `embed` uses, by name; of modules that hold the layers their own members."""
+    after: frozenset[str]
+    """What `head` uses."""
+
+    @property
+    def holders(self) -> list[str]:
+        """The modules that the layers lie in, the model itself ("") first."""
+        words = self.layers.split(".")
+        return [".".join(words[:depth]) for depth in range(len(words))]
+
+    def holds(self, name: str, span: Span) -> bool:
+        """Whether the parameter or buffer `name` lies in a stage."""
+        if name.startswith(f"{self.layers}."):
+            return span.has(int(name[len(self.layers) + 1 :].split(".")[0]))
+        holder = max((one for one in self.holders if not one or name.startswith(f"{one}.")), key=len)
+        start = len(holder) + 1 if holder else 0
+        return self.needs(name[: start + len(name[start:].split(".")[0])], span)
+
+    def needs(self, name: str, span: Span) -> bool:
+        """Whether a stage holds the member `name`. What neither embed nor head uses lies in the first stage."""
+        before, after = name in self.before, name in self.after
+        return (span.is_first and (before or not after)) or (span.is_last and after)
+
+
+def check_offers(model: nn.Module, target: str) -> None:
+    """That a model offers its parts in order. Raises ConfigError."""
+    lacking = []
+    if not isinstance(getattr(model, "layers", None), nn.ModuleList):
+        lacking.append("layers: nn.ModuleList")
+    lacking += [f"{name}({given})" for name, given in (("embed", "**inputs"), ("head", "hidden"))
+                if not callable(getattr(model, name, None))]  # fmt: skip
+    if lacking:
+        problem = f"offers no parts to cut it between: it lacks {', '.join(lacking)}"
+        hint = "forward is head(layers(embed(inputs))); see docs/pipeline.md"
+        raise ConfigError("model._target_", target, problem, hint=hint)
+
+
+class Sketch:
+    """The model on tensors that have shapes and types and no memory, to ask what it uses and what it gives.
+
+    In half precision these are fake tensors, for autocast is a matter of the device; otherwise the meta device, which
+    is ten times as fast.
+    """
+
+    def __init__(self, make: Callable[[torch.device], nn.Module], device: torch.device, precision: Precision) -> None:
+        halves = precision.name is not PrecisionName.fp32
+        self._mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if halves else nullcontext()
+        self._device = device if halves else torch.device("meta")
+        self._precision = precision
+        with self._mode:
+            self.model: Any = make(self._device)
+        self._given: dict[Any, list[Hidden]] = {}
+        self._needs_grad: list[Any] | None = None
+        """Which of the tensors that each stage gives need a gradient, where layers keep shapes and types."""
+
+    def anatomy(self, inputs: Mapping[str, Any]) -> Anatomy:
+        """What lies where, found by a forward of one micro-batch."""
+        model = self.model
+        layers = next(name for name, one in model.named_modules() if one is model.layers)
+        words = layers.split(".")
+        holders = {".".join(words[:depth]) for depth in range(len(words))}
+        with self._mode, torch.no_grad(), self._precision.autocast():
+            with _watched(model, holders) as before:
+                hidden = model.embed(**self._without_memory(inputs))
+            hidden = through(model.layers, hidden)
+            with _watched(model, holders) as after:
+                model.head(hidden)
+        own = {layers, *holders}
+        return Anatomy(layers, frozenset(before - own), frozenset(after - own))
+
+    def hidden(self, inputs: Mapping[str, Any], spans: Sequence[Span]) -> list[Hidden]:
+        """What each stage but the last gives to the next for these inputs, without memory.
+
+        All layers run for the first inputs; where they keep shapes and types, `embed` alone for further ones.
+        """
+        key = _shapes(inputs)
+        if key in self._given:
+            return self._given[key]
+        with self._mode, torch.enable_grad(), self._precision.autocast():
+            hidden = self.model.embed(**self._without_memory(inputs))
+            if self._needs_grad is not None:
+                self._given[key] = [_requiring(hidden, needs) for needs in self._needs_grad]
+                return self._given[key]
+            embedded, given = _metas(hidden), []
+            layers = list(self.model.layers)
+            for span in spans[:-1]:
+                hidden = through(layers[span.first_layer : span.last_layer + 1], hidden)
+                given.append(hidden)
+        if all(_metas(one) == embedded for one in given):
+            self._needs_grad = [tree_map_only(Tensor, lambda one: one.requires_grad, one) for one in given]
+        self._given[key] = given
+        return given
+
+    def _without_memory(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = tree_map_only(
+            Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device=self._device), dict(inputs)
+        )
+        return made
+
+
+def _metas(hidden: Hidden) -> Any:
+    return tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype), hidden)
+
+
+def _requiring(hidden: Hidden, needs: Any) -> Hidden:
+    return tree_map(lambda one, wanted: one.detach().requires_grad_(wanted), hidden, needs)
+
+
+def _shapes(inputs: Mapping[str, Any]) -> Any:
+    return tuple((name, tuple(one.shape), one.dtype) if isinstance(one, Tensor) else (name, repr(one))
+                 for name, one in inputs.items())  # fmt: skip
+
+
+def through(layers: Any, hidden: Hidden) -> Hidden:
+    """What comes out of these layers."""
+    for layer in layers:
+        hidden = layer(hidden)
+    return hidden
+
+
+@contextmanager
+def _watched(model: nn.Module, holders: set[str]) -> Iterator[set[str]]:
+    """Which members of `holders` are reached for inside, by name. torch keeps members out of an object's attributes, so
+    that each access of one passes through `nn.Module.__getattr__`."""
+    seen: set[str] = set()
+    modules = {name: model.get_submodule(name) for name in holders}
+    kinds = {name: type(one) for name, one in modules.items()}
+    for name, module in modules.items():
+        module.__class__ = _watching(kinds[name], name, seen)
+    try:
+        yield seen
+    finally:
+        for name, module in modules.items():
+            module.__class__ = kinds[name]
+
+
+def _watching(kind: type[nn.Module], prefix: str, seen: set[str]) -> type[nn.Module]:
+    def look(self: nn.Module, name: str) -> Any:
+        seen.add(f"{prefix}.{name}".lstrip("."))
+        return kind.__getattr__(self, name)
+
+    return type(kind.__name__, (kind,), {"__getattr__": look})
+
+
+def cut(plain: nn.Module, anatomy: Anatomy, span: Span) -> nn.Module:
+    """One stage of a model: the same modules, parameters and buffers under the same names, without those of others."""
+    stage = _shallow(plain)
+    for name in anatomy.holders:
+        holder = stage.get_submodule(name)
+        for members in (holder._modules, holder._parameters, holder._buffers):
+            for key in list(members):
+                full = f"{name}.{key}".lstrip(".")
+                if full == anatomy.layers or full in anatomy.holders:
+                    members[key] = _shallow(members[key])  # type: ignore[assignment, arg-type]
+                elif not anatomy.needs(full, span):
+                    del members[key]
+    layers = stage.get_submodule(anatomy.layers)
+    for key in list(layers._modules):
+        if not span.has(int(key)):
+            del layers._modules[key]
+    if "layers" in stage.__dict__:  # a second name for a list that is registered elsewhere
+        object.__setattr__(stage, "layers", layers)
+    return stage
+
+
+def take_members(stage: nn.Module, plain: nn.Module, anatomy: Anatomy) -> None:
+    """Gives the modules that a stage has of its own the parameters and buffers that the plain model's have by now."""
+    for name in anatomy.holders:
+        own, original = stage.get_submodule(name), plain.get_submodule(name)
+        own._parameters.update({key: original._parameters[key] for key in own._parameters})
+        own._buffers.update({key: original._buffers[key] for key in own._buffers})
+
+
+def merged(stages: Sequence[nn.Module], anatomy: Anatomy) -> nn.Module:
+    """One module that holds what several stages hold, as it stands."""
+    return stages[0] if len(stages) == 1 else _merged(stages, anatomy.layers)
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """The same module with member lists of its own; the members are shared."""
+    made = copy.copy(module)
+    for members in ("_modules", "_parameters", "_buffers"):
+        made.__dict__[members] = dict(module.__dict__[members])
+    return made
+
+
+def _merged(modules: Sequence[nn.Module], layers: str, prefix: str = "") -> nn.Module:
+    made = _shallow(modules[0])
+    for key in {key: None for one in modules for key in one._modules}:
+        found = [one._modules[key] for one in modules if key in one._modules]
+        full = f"{prefix}.{key}".lstrip(".")
+        is_holder = layers == full or layers.startswith(f"{full}.")
+        made._modules[key] = _merged(found, layers, full) if is_holder else found[0]  # type: ignore[arg-type]
+    for one in modules[1:]:
+        made._parameters.update(one._parameters)
+        made._buffers.update(one._buffers)
+    return made

@@ -1,0 +1,74 @@
+"""A run's model cut for its pipeline, and the runner over the stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.config.schema import Config
+from launcher.errors import LauncherError
+from launcher.plan.pipeline import filled_micro_batches
+from launcher.plan.plan import Plan
+from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.part import Part
+from launcher.train.parallel.precision import Precision
+from launcher.train.parallel.stages import Sketch, Span, check_offers, spans_of
+from launcher.train.parts import Parts, build_model
+from launcher.train.randomness import seed_sample
+from launcher.train.reading import collate
+from launcher.train.runner.pipeline import PipelineRunner
+from launcher.train.sharding.base import Sharding
+from launcher.train.window import Rounds
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What of the model lies on this rank, and how windows flow through it."""
+
+    part: Part
+    sketch: Sketch
+    spans: Sequence[Span]
+    """Of the whole pipeline."""
+    rounds: Rounds
+    schedule: str
+    place: Place
+
+    def runner(self, sharding: Sharding, task: Any, precision: Precision, *, seed: int) -> PipelineRunner:
+        """The runner over these stages once they are sharded."""
+        return PipelineRunner(
+            sharding, self.part, self.sketch, self.place,
+            task=task, precision=precision, schedule=self.schedule, spans=self.spans, seed=seed,
+        )  # fmt: skip
+
+
+def cut_into_stages(config: Config, plan: Plan, parts: Parts, place: Place) -> Stages:
+    """Cuts a run's model as its plan says.
+
+    Raises:
+        ConfigError: the model doesn't offer its parts in order.
+    """
+    assert place.pipe is not None
+    assert plan.stages is not None
+    assert plan.pipeline is not None
+    check_offers(parts.model, config.model["_target_"])
+    schedule, spans, pp = plan.pipeline["schedule"], spans_of(plan.stages), place.pipe.size
+    precision = Precision(config.precision.name, place.device.type)
+    sketch = Sketch(partial(_without_memory, config), place.device, precision)
+    seed_sample(config.run.seed, 0, 0)
+    inputs = parts.task.inputs(collate(parts.task, [parts.train[0]]))
+    anatomy = sketch.anatomy(inputs)
+    part = Part(parts.model, anatomy, spans, place, folded=schedule == "zbv")
+    rounds = Rounds(plan.pipeline["microbatches_per_round"], partial(filled_micro_batches, schedule, pp, len(spans)))
+    return Stages(part, sketch, spans, rounds, schedule, place)
+
+
+def _without_memory(config: Config, device: torch.device) -> nn.Module:
+    try:
+        return build_model(config, device=device.type, load=False)
+    except LauncherError:
+        if device.type != "meta":
+            raise
+    return build_model(config, load=False).to("meta")  # it needs numbers while it is made
