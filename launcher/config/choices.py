@@ -69,6 +69,21 @@ class ReduceEach(Enum):
     micro_batch = "micro_batch"
 
 
+# `1f1b` is no identifier, and a choice is typed by the name of its member
+PipelineSchedule = Enum(
+    "PipelineSchedule",
+    {
+        "gpipe": "gpipe",
+        "1f1b": "1f1b",
+        "interleaved_1f1b": "interleaved_1f1b",
+        "looped_bfs": "looped_bfs",
+        "interleaved_zero_bubble": "interleaved_zero_bubble",
+        "zbv": "zbv",
+    },
+)
+PipelineSchedule.__doc__ = "The order in which the stages of a pipeline take forwards and backwards."
+
+
 class Offload(Enum):
     """What waits in the host's memory while it isn't used."""
 

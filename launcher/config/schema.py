@@ -18,6 +18,7 @@ from launcher.config.choices import (
     Layout,
     Offload,
     OnNonfinite,
+    PipelineSchedule,
     PrecisionName,
     Recompute,
     ReduceEach,
@@ -214,6 +215,23 @@ class MeshConfig:
     rest."""
     dp_shard: int | None = None
     """Ranks that share one copy; -1: the rest of the world; null: the rest under strategies that shard, else 1."""
+    pp: int = 1
+    """Ranks that a model is cut over, each with layers of its own; 1: no pipeline. World = dp_replicate x dp_shard x
+    pp, and the ranks of a pipeline share their samples."""
+
+
+@dataclass
+class PipelineConfig:
+    schedule: PipelineSchedule = PipelineSchedule["1f1b"]
+    """The order in which micro-batches flow: gpipe (Huang et al. 2019), 1f1b (PipeDream-Flush, Narayanan et al. 2021)
+    with one stage a rank; interleaved_1f1b (the same paper), looped_bfs (Lamy-Poirier 2023), interleaved_zero_bubble
+    (ZB1P, Qi et al. 2024) with several; zbv (ZB-V, the same paper) with two. The update is the same under each."""
+    split: Any = "auto"
+    """The number of layers of each stage, first to last, as in [5,6]; auto: the split whose costliest stage costs
+    least, with two stages a rank where the schedule has several."""
+    microbatches_per_round: Any = None
+    """At most so many micro-batches go through the pipeline in one run of the schedule; null: all of a window. A bound
+    saves memory and costs a bubble each round."""
 
 
 @dataclass
@@ -265,6 +283,7 @@ SECTIONS: dict[str, type] = {
     "activation_checkpoint": ActivationCheckpointConfig,
     "precision": PrecisionConfig,
     "mesh": MeshConfig,
+    "pipeline": PipelineConfig,
     "cluster": ClusterConfig,
     "submit": SubmitConfig,
     "logging": LoggingConfig,
@@ -293,6 +312,7 @@ class Config:
     activation_checkpoint: ActivationCheckpointConfig
     precision: PrecisionConfig
     mesh: MeshConfig
+    pipeline: PipelineConfig
     cluster: ClusterConfig
     submit: SubmitConfig
     logging: LoggingConfig

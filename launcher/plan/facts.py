@@ -36,6 +36,10 @@ class Facts:
     """Whether the task can tell the length of a sample."""
     num_layers: int | None = None
     """Length of the model's `layers`, where it has them."""
+    part_costs: list[int] = field(default_factory=list)
+    """Multiply-adds a token of the parts that a pipeline cuts between: [embed, each layer, head]; []: no layers."""
+    missing_parts: list[str] = field(default_factory=list)
+    """What a pipeline needs of the model and it doesn't have: of layers, embed and head."""
     batch_norm_layers: int | None = None
     """Modules of batch norm in the model."""
     cuda_devices: int | None = None

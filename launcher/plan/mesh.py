@@ -82,13 +82,14 @@ def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: in
     return World(1, count, device, tuple(notes))
 
 
-def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: int = 1) -> Mesh:
+def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName) -> Mesh:
     """The degrees for this world; -1 is the rest, and null what the strategy makes of it: one that shards does so over
     all ranks, another copies.
 
     Raises:
         ConfigError: degrees that don't multiply to world_size, or that the strategy can't have.
     """
+    pp = _pipeline_degree(mesh, world_size, strategy)
     if strategy.zero_stage and mesh.dp_replicate not in (None, 1):
         problem = f"strategy={strategy.value} shards over all ranks: must be 1"
         raise ConfigError("mesh.dp_replicate", mesh.dp_replicate, problem, hint="strategy=fsdp has copies of shards")
@@ -96,8 +97,6 @@ def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName, pp: in
     for name, degree in given.items():
         if degree != -1 and degree < 1:
             raise ConfigError(f"mesh.{name}", degree, "must be at least 1, or -1 for the rest of the world")
-    if world_size % pp:
-        raise ConfigError("mesh.pp", pp, f"doesn't divide the world of {world_size} ranks")
     if not strategy.shards and given["dp_shard"] != 1:
         raise ConfigError("mesh.dp_shard", mesh.dp_shard, f"strategy={strategy.value} keeps whole copies: must be 1")
     unknown = [name for name, degree in given.items() if degree == -1]
@@ -128,3 +127,22 @@ def _without_null(mesh: MeshConfig, strategy: StrategyName) -> dict[str, int]:
     if replicate is None:
         replicate = 1 if shard == -1 else -1
     return {"dp_replicate": replicate, "dp_shard": shard}
+
+
+def _pipeline_degree(mesh: MeshConfig, world_size: int, strategy: StrategyName) -> int:
+    pp = mesh.pp
+    if pp < 1:
+        raise ConfigError("mesh.pp", pp, "must be at least 1; 1: no pipeline")
+    if pp > 1 and strategy is StrategyName.single:
+        raise ConfigError("strategy", "single", f"runs on one rank, not on the {pp} of mesh.pp", hint="strategy=ddp")
+    if pp > 1 and strategy.zero_stage > 1:
+        problem = (
+            f"strategy={strategy.value} can't run in stages: a stage runs its own backward, which DeepSpeed's engine "
+            "doesn't allow, and DeepSpeed's own pipeline refuses ZeRO-2 and ZeRO-3 too"
+        )
+        raise ConfigError("mesh.pp", pp, problem, hint=f"strategy=fsdp mesh.pp={pp}")
+    if world_size % pp:
+        fitting = [str(one) for one in range(1, world_size + 1) if world_size % one == 0]
+        hint = f"mesh.pp={' or '.join(fitting)}, or a multiple of {pp} ranks (cluster.ranks_per_node)"
+        raise ConfigError("mesh.pp", pp, f"doesn't divide the world of {world_size} ranks", hint=hint)
+    return pp

@@ -14,6 +14,7 @@ from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, solve_mesh, solve_world
 from launcher.plan.notes import batch_norm_notes, half_notes, rule_notes, window_notes
+from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, ScalingResult, build_learning_rate, scale
 from launcher.plan.strategy import settle_strategy
 
@@ -53,6 +54,7 @@ class Plan:
     weight_decay: float | None
     param_groups: list[dict[str, Any]]
     stages: list[list[int]] | None
+    """First and last layer of each stage of the pipeline, in order; without one a single stage."""
     memory: dict[str, Any] | None
     reduce_each: str | None
     """Under fsdp when a gradient is reduced: window or micro_batch."""
@@ -63,6 +65,10 @@ class Plan:
     arithmetic: list[str]
     """Each line of the batch and rate arithmetic, with its numbers."""
     notes: list[str]
+    pipeline: dict[str, Any] | None = None
+    """schedule, stages_per_rank, microbatches_per_round (null: a window is one round), bubble (share of a step), costs
+    (multiply-adds a token of each stage), rounds and filled_rounds (micro-batches of each round of a full window,
+    without and with masked copies); null: no pipeline."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -128,13 +134,14 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     windows = windows_of(config, facts, batch)
     scaled = _scaled(config, batch.global_batch_size)
-    strategy = settle_strategy(config, mesh, world, division, facts)
+    pipeline = settle_pipeline(config, mesh, division, facts)
+    strategy = settle_strategy(config, mesh, world, division, facts, pipeline)
     timing = _timing(config, facts, windows, peak=scaled.lr)
     groups = param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size)
     _check_rates(config, scaled.lr, groups)
     notes = [
         *world.notes,
-        *division.notes(),
+        *(pipeline.notes if pipeline else division.notes()),
         *rule_notes(config.scaling, config.optimizer),
         *window_notes(batch, windows),
         *batch_norm_notes(facts, batch, windows),
@@ -158,13 +165,17 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
         param_groups=groups,
-        stages=None if facts.num_layers is None else [[0, facts.num_layers - 1]],
+        **(pipeline.fields() if pipeline else {"stages": _one_stage(facts)}),
         memory=None,
         **strategy.fields(),
         facts=asdict(facts),
         arithmetic=[*division.lines(), scaled.line],
         notes=notes,
     )
+
+
+def _one_stage(facts: Facts) -> list[list[int]] | None:
+    return None if facts.num_layers is None else [[0, facts.num_layers - 1]]
 
 
 def _scaled(config: Config, global_batch_size: int) -> ScalingResult:

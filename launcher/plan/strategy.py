@@ -9,6 +9,7 @@ from launcher.errors import ConfigError
 from launcher.plan.division import Division
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import Mesh, World
+from launcher.plan.pipeline import SPLIT_BACKWARD, PipelinePlan
 from launcher.plan.zero import check_zero
 
 
@@ -31,8 +32,10 @@ class StrategyPlan:
         }
 
 
-def settle_strategy(config: Config, mesh: Mesh, world: World, division: Division, facts: Facts) -> StrategyPlan:
-    """The plan of the strategy.
+def settle_strategy(
+    config: Config, mesh: Mesh, world: World, division: Division, facts: Facts, pipeline: PipelinePlan | None
+) -> StrategyPlan:
+    """The plan of the strategy. `pipeline`: None where there is none.
 
     Raises:
         ConfigError: a key that the strategy would ignore, or a value that can't work.
@@ -41,20 +44,54 @@ def settle_strategy(config: Config, mesh: Mesh, world: World, division: Division
     _check_keys(strategy)
     _check_recompute(recompute)
     _check_precision(config.precision)
-    notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
+    if pipeline is None:
+        notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
+    else:
+        notes = [*_notes(config, facts), *_check_stages(strategy, pipeline, mesh)]
     if mesh.data_parallel_degree == 1:
         return StrategyPlan(ReduceEach.window if strategy.name.shards else None, recompute.name, 0, notes)
     if not strategy.name.shards:
         return StrategyPlan(None, recompute.name, 1, notes)
     steps = None if division.micro_batch_tokens is not None else division.batch.gradient_accumulation_steps
+    if pipeline is not None:
+        steps = sum(pipeline.filled_rounds)
     each = strategy.reduce_each
-    if strategy.name is StrategyName.zero1:  # keeps whole gradients anyway
+    keeps = pipeline is not None and pipeline.flow.schedule in SPLIT_BACKWARD
+    if strategy.name is StrategyName.zero1 or keeps:  # gradients are whole anyway
         each = ReduceEach.window
     if each is ReduceEach.auto:
         each = ReduceEach.window if steps == 1 else ReduceEach.micro_batch
         if each is ReduceEach.micro_batch and facts.trainable_parameters:
-            notes.append(_trade(facts.trainable_parameters, steps))
+            notes.append(_trade(facts.trainable_parameters // mesh.pp, steps))
     return StrategyPlan(each, recompute.name, 1 if each is ReduceEach.window else steps, notes)
+
+
+def _check_stages(strategy: StrategyConfig, pipeline: PipelinePlan, mesh: Mesh) -> list[str]:
+    """Notes on a strategy in the stages of a pipeline. Raises ConfigError for a key that would be ignored there."""
+    is_each = strategy.reduce_each is ReduceEach.micro_batch
+    if is_each and strategy.name is StrategyName.fsdp and pipeline.flow.schedule in SPLIT_BACKWARD:
+        problem = (
+            f"pipeline.schedule={pipeline.flow.schedule} works out the gradients of the weights apart, and they stay "
+            "whole until the end of a window"
+        )
+        hint = "strategy.reduce_each=window, or pipeline.schedule=1f1b"
+        raise ConfigError("strategy.reduce_each", strategy.reduce_each, problem, hint=hint)
+    if strategy.name is not StrategyName.zero1:
+        return []
+    problem = f"DeepSpeed has no part in a pipeline (mesh.pp={mesh.pp}), where torch's ZeroRedundancyOptimizer serves"
+    if strategy.deepspeed:
+        raise ConfigError("strategy.deepspeed", strategy.deepspeed, problem, hint="leave it out")
+    if strategy.offload is not Offload.none:
+        raise ConfigError("strategy.offload", strategy.offload, problem, hint="leave it out")
+    if is_each:
+        problem = "zero1 keeps whole gradients, so they are reduced once a window"
+        raise ConfigError("strategy.reduce_each", strategy.reduce_each, problem, hint="strategy=fsdp")
+    if mesh.data_parallel_degree == 1:
+        return ["strategy=zero1: each stage lies on one rank, so there is nothing to spread"]
+    return [
+        "strategy=zero1: a stage runs its own backward, which DeepSpeed's engine doesn't allow, so torch's "
+        "ZeroRedundancyOptimizer takes its place and spreads the optimizer states of each stage"
+    ]
 
 
 def _trade(parameters: int, steps: int | None) -> str:

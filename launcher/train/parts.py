@@ -23,6 +23,7 @@ from launcher.train.build import build
 from launcher.train.deferred import Blueprint, defer
 from launcher.train.optim import group_parameters
 from launcher.train.parallel.blocks import check_blocks
+from launcher.train.parallel.costs import missing_parts, part_costs
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
 from launcher.train.reading import sample_length
 
@@ -205,6 +206,8 @@ def gather_facts(config: Config, parts: Parts, degree: int = 1) -> Facts:
         group_parameters=[sum(one.numel() for one in group) for group in groups],
         knows_lengths=callable(getattr(parts.task, "length", None)),
         num_layers=len(layers) if isinstance(layers, nn.ModuleList) and len(layers) else None,
+        part_costs=part_costs(parts.model),
+        missing_parts=missing_parts(parts.model),
         batch_norm_layers=len(batch_norms(parts.model)),
         cuda_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         updates_at_tokens=_updates_at_tokens(config, parts, degree),
