@@ -53,10 +53,14 @@ class Rounds:
     filled: Callable[[int], int]
     """How many micro-batches a round of so many is filled up to, so that the schedule can run it."""
 
-    def divide(self, steps: int) -> list[int]:
-        """The sizes of the rounds of `steps` micro-batches, filled up."""
+    def divide(self, steps: int) -> list[range]:
+        """Which of `steps` micro-batches make up each round."""
         most = self.most or steps
-        return [self.filled(min(most, steps - start)) for start in range(0, steps, most)]
+        return [range(start, min(start + most, steps)) for start in range(0, steps, most)]
+
+    def sizes(self, steps: int) -> list[int]:
+        """How many micro-batches each round runs, filled up."""
+        return [self.filled(len(one)) for one in self.divide(steps)]
 
 
 class Windows:
@@ -123,7 +127,7 @@ class Windows:
             weight=weight,
             samples=len(indices),
             tokens=int(tokens) if counts_tokens else None,
-            rounds=() if self._rounds is None else self._rounds.divide(self.batch.num_micro_steps(len(indices))),
+            rounds=() if self._rounds is None else self._rounds.sizes(self.batch.num_micro_steps(len(indices))),
         )
 
     def _start(self, update: int) -> Iterator[Read]:
@@ -164,19 +168,17 @@ class Windows:
         any rank, copies filling up, and the length of the longest sample of this rank."""
         assert self._rounds is not None
         steps: list[list[Item]] = []
-        start = 0
-        for size in self._rounds.divide(len(layout[0])):
-            runs = [one[start : start + size] for one in layout]
-            rows = max(len(step) for run in runs for step in run)
-            mine = runs[self.place.rank] + [[]] * (size - len(runs[0]))
+        for one in self._rounds.divide(len(layout[0])):
+            rows = max(len(of_rank[step]) for of_rank in layout for step in one)
+            mine = [layout[self.place.rank][step] for step in one]
+            mine += [[]] * (self._rounds.filled(len(one)) - len(one))
             taken = [position for step in mine for position in step] or [0]
             longest = taken[0] if lengths is None else max(taken, key=lengths.__getitem__)
             for positions in mine:
-                items = [Item(epoch, int(indices[one]), True) for one in positions]
+                items = [Item(epoch, int(indices[position]), True) for position in positions]
                 copied = positions[0] if positions else taken[0]
                 items += [Item(epoch, int(indices[copied]), False)] * (rows - len(positions))
                 steps.append([*items, Item(epoch, int(indices[longest]), False, is_shape=True)])
-            start += size
         return steps
 
     def _laid_out(self, samples: int, lengths: Sequence[int] | None) -> Layout:

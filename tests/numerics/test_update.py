@@ -36,9 +36,9 @@ def config(dtype: str, micro: int | str, *more: str) -> str:
     )
 
 
-def model(dtype: str) -> GPT:
+def model(dtype: str, **sizes: int) -> GPT:
     torch.manual_seed(SEED)
-    return GPT(**SIZES, dtype=dtype)
+    return GPT(**{**SIZES, **sizes}, dtype=dtype)
 
 
 @pytest.fixture(scope="module")

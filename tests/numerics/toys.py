@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.train.fit import Fit
-from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.mesh import take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.run import assemble
 
@@ -186,9 +187,12 @@ def assembled(rank: int, world_size: int, text: str) -> Fit:
     train, validation = build_data(config)
     model, fill = make_model(config)
     parts = Parts(model, build_task(config), train, validation, fill)
-    facts = gather_facts(config, parts, world_size)
+    facts = gather_facts(config, parts, world_size // config.mesh.pp)
     plan = make_plan(config, facts, world=World(1, world_size, Device.cpu))
-    return assemble(config, plan, facts, parts, Place(rank, world_size, torch.device("cpu")), None)
+    place = take_place(
+        rank, plan.data_parallel_degree, config.mesh.pp, torch.device("cpu"), group=None, timeout=timedelta(minutes=5)
+    )
+    return assemble(config, plan, facts, parts, place, None)
 
 
 def window_gradients(rank: int, world_size: int, texts: list[str], updates: int) -> list[list[dict[str, Tensor]]]:

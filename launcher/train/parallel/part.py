@@ -76,15 +76,17 @@ class Part:
         """The whole model's state, tensor by tensor, on every rank. `own`: the whole tensor of a name on this rank."""
         for name, sketch in self.plain.state_dict(keep_vars=True).items():
             owner = self._holders[name][0]
-            value = own(name) if owner == self._pipe.rank else torch.empty(sketch.shape, dtype=sketch.dtype)
+            if owner == self._pipe.rank:
+                value = own(self._name_here(self._names[self._tensors[name]]))
+            else:
+                value = torch.empty(sketch.shape, dtype=sketch.dtype)
             if value.numel():
                 dist.broadcast(value, group=self._pipe.host_group, group_src=owner)
             yield name, value
 
     def _ranks_with(self, name: str, spans: Sequence[Span]) -> list[int]:
         """The ranks that hold a tensor of the state under any of its names, the one of the first stage first."""
-        tensor = self._tensors.get(name)
-        names = [name] if tensor is None else self._names[tensor]
+        names = self._names[self._tensors[name]]
         ranks = [
             rank
             for span, rank in zip(spans, self._ranks, strict=True)
@@ -117,7 +119,10 @@ class Part:
                     for other in range(self._place.degree)
                 ]
                 groups[ranks] = made[self._place.rank]
-            here = [one for one in names if any(self._anatomy.holds(one, span) for span in self.spans)]
-            if here:
-                shared.append((here[0], groups[ranks]))
+            if self._pipe.rank in ranks:
+                shared.append((self._name_here(names), groups[ranks]))
         return shared
+
+    def _name_here(self, names: Sequence[str]) -> str:
+        """The first of a tensor's names under which it lies on this rank."""
+        return next(one for one in names if any(self._anatomy.holds(one, span) for span in self.spans))

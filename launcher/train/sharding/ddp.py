@@ -1,6 +1,7 @@
 """Every rank holds a copy of the model; gradients are summed once a window."""
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -8,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.errors import LauncherError
@@ -85,4 +85,7 @@ class ZeroRedundancy(DataParallel):
         arguments = inspect.signature(type(whole)).parameters
         defaults = {name: value for name, value in whole.defaults.items() if name in arguments}
         groups = [dict(one) for one in whole.param_groups]
+        with warnings.catch_warnings():  # of torch's own use of torch.jit, while its package is imported
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from torch.distributed.optim import ZeroRedundancyOptimizer
         return ZeroRedundancyOptimizer(groups, type(whole), process_group=self._group, **defaults)
