@@ -16,8 +16,9 @@ from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.precision import Precision
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.reading import Batch, Item, Read, Samples, row_weights, sample_length
+from launcher.train.rounds import Rounds
 from launcher.train.sharding.base import row_losses
-from launcher.train.window import MicroBatch, Rounds, to_device
+from launcher.train.window import MicroBatch, to_device
 
 EVALUATION_ROUND = 16
 """Micro-batches that run through a pipeline at once in an evaluation."""
@@ -68,12 +69,9 @@ class Reader:
         filled: list[list[Item]] = []
         for start in range(0, len(turns), EVALUATION_ROUND):
             several = turns[start : start + EVALUATION_ROUND]
-            sizes.append(self.rounds.filled(len(several)))
-            longest = self._longest(data, several)
-            rows = max(len(turn) for turn in several)
-            for turn in [*several, *[[]] * (sizes[-1] - len(several))]:
-                copied = (turn or several[0])[0]._replace(is_real=False)
-                filled.append([*turn, *[copied] * (rows - len(turn)), longest._replace(is_real=False, is_shape=True)])
+            alike = self.rounds.alike(several, max(len(turn) for turn in several), self._longest(data, several))
+            sizes.append(len(alike))
+            filled += alike
         reading = self._load(data, filled)
         step = 0
         for size in sizes:

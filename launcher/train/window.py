@@ -13,6 +13,7 @@ from launcher.train.loading import load
 from launcher.train.parallel.mesh import Place
 from launcher.train.randomness import epoch_order
 from launcher.train.reading import Batch, Item, Read, Samples, sample_length
+from launcher.train.rounds import Rounds
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,6 @@ class Window:
     """In a pipeline: how many of the micro-batches each run of its schedule takes, all of one shape."""
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """How a window's micro-batches are divided into runs of a pipeline's schedule."""
-
-    most: int | None
-    """Micro-batches of a round at most; None: the whole window is one."""
-    filled: Callable[[int], int]
-    """How many micro-batches a round of so many is filled up to, so that the schedule can run it."""
-
-    def divide(self, steps: int) -> list[range]:
-        """Which of `steps` micro-batches make up each round."""
-        most = self.most or steps
-        return [range(start, min(start + most, steps)) for start in range(0, steps, most)]
-
-    def sizes(self, steps: int) -> list[int]:
-        """How many micro-batches each round runs, filled up."""
-        return [self.filled(len(one)) for one in self.divide(steps)]
-
-
 class Windows:
     """The windows of a run in turn: which samples from (seed, update) alone, laid out over ranks and micro-batches.
 
@@ -91,6 +73,7 @@ class Windows:
         self.num_updates, self.micro_batch_tokens = num_updates, micro_batch_tokens
         self._rounds = rounds
         self._steps: dict[int, int] = {}
+        self._sizes: dict[int, list[int]] = {}
         self._samples = Samples(data, seed)
         self._order: tuple[int, np.ndarray] | None = None
         self._reading: Iterator[Read] | None = None
@@ -127,7 +110,7 @@ class Windows:
             weight=weight,
             samples=len(indices),
             tokens=int(tokens) if counts_tokens else None,
-            rounds=() if self._rounds is None else self._rounds.sizes(self.batch.num_micro_steps(len(indices))),
+            rounds=self._sizes.pop(update, ()),
         )
 
     def _start(self, update: int) -> Iterator[Read]:
@@ -148,42 +131,41 @@ class Windows:
         indices, epoch = self.indices(update), self.table.window(update).epoch
         by_length = self.layout == "length"
         pads_alike = self._rounds is not None and callable(getattr(self.task, "length", None))
-        lengths = self._lengths(indices, epoch) if by_length or pads_alike else None
-        laid_out = self._laid_out(len(indices), lengths if by_length else None)
+        lengths = self._lengths(indices, epoch) if by_length or pads_alike else [1] * len(indices)
+        laid_out = self._laid_out(lengths)
+
+        def items(positions: Sequence[int]) -> list[Item]:
+            return [Item(epoch, int(indices[position]), True) for position in positions]
+
         if self._rounds is not None:
-            steps = self._in_rounds(indices, epoch, laid_out, lengths)
-            self._steps[update] = len(steps)
-            return steps
-        layout = laid_out[self.place.rank]
-        self._steps[update] = len(layout)
-        return [
-            [Item(epoch, int(indices[position]), bool(positions)) for position in positions or [0]]
-            for positions in layout
-        ]
+            rounds = self._in_rounds(self._rounds, laid_out, lengths, items)
+            self._sizes[update] = [len(one) for one in rounds]
+            found = [step for one in rounds for step in one]
+        else:
+            found = [items(positions) or [items([0])[0]._replace(is_real=False)]
+                     for positions in laid_out[self.place.rank]]  # fmt: skip
+        self._steps[update] = len(found)
+        return found
 
     def _in_rounds(
-        self, indices: np.ndarray, epoch: int, layout: Layout, lengths: Sequence[int] | None
-    ) -> list[list[Item]]:
-        """The same in a pipeline, where the micro-batches of a round have one shape: as many rows as the fullest of
-        any rank, copies filling up, and the length of the longest sample of this rank."""
-        assert self._rounds is not None
-        steps: list[list[Item]] = []
-        for one in self._rounds.divide(len(layout[0])):
+        self, rounds: Rounds, layout: Layout, lengths: Sequence[int], items: Callable[[Sequence[int]], list[Item]]
+    ) -> list[list[list[Item]]]:
+        """The same in a pipeline, round by round, the micro-batches of a round with as many rows as the fullest of any
+        rank and the length of this rank's longest."""
+        steps = range(len(layout[0]))
+        longest = [max(lengths[position] for of_rank in layout for position in of_rank[step]) for step in steps]
+        found = []
+        for one in rounds.divide(longest):
             rows = max(len(of_rank[step]) for of_rank in layout for step in one)
             mine = [layout[self.place.rank][step] for step in one]
-            mine += [[]] * (self._rounds.filled(len(one)) - len(one))
-            taken = [position for step in mine for position in step] or [0]
-            longest = taken[0] if lengths is None else max(taken, key=lengths.__getitem__)
-            for positions in mine:
-                items = [Item(epoch, int(indices[position]), True) for position in positions]
-                copied = positions[0] if positions else taken[0]
-                items += [Item(epoch, int(indices[copied]), False)] * (rows - len(positions))
-                steps.append([*items, Item(epoch, int(indices[longest]), False, is_shape=True)])
-        return steps
+            taken = [position for positions in mine for position in positions] or [0]
+            (pads,) = items([max(taken, key=lengths.__getitem__)])
+            found.append(rounds.alike([items(positions) for positions in mine], rows, pads))
+        return found
 
-    def _laid_out(self, samples: int, lengths: Sequence[int] | None) -> Layout:
-        if lengths is None:
-            return in_order_of_arrival(self.batch, samples)
+    def _laid_out(self, lengths: Sequence[int]) -> Layout:
+        if self.layout == "arrival":
+            return in_order_of_arrival(self.batch, len(lengths))
         if self.micro_batch_tokens is not None:
             return by_tokens(self.micro_batch_tokens, self.place.degree, lengths)
         return by_length(self.batch, lengths)

@@ -204,6 +204,9 @@ class _Stage(pipelining.PipelineStage):
         super().__init__(module, span.index, span.count, device, args[0], args[1], group=group)
         self._runner = runner
 
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Nothing to clean up: shapes are given. torch would forget the gradients of earlier rounds under FSDP."""
+
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:

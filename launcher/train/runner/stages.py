@@ -19,9 +19,9 @@ from launcher.train.parallel.stages import Sketch, Span, check_offers, spans_of
 from launcher.train.parts import Parts, build_model
 from launcher.train.randomness import seed_sample
 from launcher.train.reading import collate
+from launcher.train.rounds import Rounds
 from launcher.train.runner.pipeline import PipelineRunner
 from launcher.train.sharding.base import Sharding
-from launcher.train.window import Rounds
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ def cut_into_stages(config: Config, plan: Plan, parts: Parts, place: Place) -> S
     inputs = parts.task.inputs(collate(parts.task, [parts.train[0]]))
     anatomy = sketch.anatomy(inputs)
     part = Part(parts.model, anatomy, spans, place, folded=schedule == "zbv")
-    rounds = Rounds(plan.pipeline["microbatches_per_round"], partial(filled_micro_batches, schedule, pp, len(spans)))
+    rounds = Rounds(
+        plan.pipeline["microbatches_per_round"],
+        partial(filled_micro_batches, schedule, pp, len(spans)),
+        bubble=(pp - 1) * pp / len(spans),
+    )
     return Stages(part, sketch, spans, rounds, schedule, place)
 
 
