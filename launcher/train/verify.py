@@ -1,6 +1,6 @@
 """A few updates of a user's own model under every way of spreading it, against one process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -8,18 +8,37 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from launcher.config.choices import Device, Layout, Offload, PrecisionName, Recompute, ReduceEach, Rule, StrategyName
-from launcher.config.schema import Config, ConstantDecay, MeshConfig, PrecisionConfig, ScalingConfig, ScheduleConfig
+from launcher.config.choices import (
+    Device,
+    Layout,
+    Offload,
+    PipelineSchedule,
+    PrecisionName,
+    Recompute,
+    ReduceEach,
+    Rule,
+    StrategyName,
+)
+from launcher.config.schema import (
+    Config,
+    ConstantDecay,
+    MeshConfig,
+    PipelineConfig,
+    PrecisionConfig,
+    ScalingConfig,
+    ScheduleConfig,
+)
 from launcher.errors import ConfigError
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.fit import Progress, Reporter
-from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts, make_model
 from launcher.train.reading import Samples, collate, row_weights
-from launcher.train.run import assemble, joined
+from launcher.train.run import START_TIMEOUT, assemble, joined
 from launcher.train.sharding.base import StepResult, row_losses
+from launcher.train.verify_cells import Cell, pipelines, spread
 from launcher.train.window import Window, to_device
 
 MICRO_BATCH = 2
@@ -31,26 +50,6 @@ LEAST_TOLERANCE = 2e-6
 """What rounding alone may come to: a parameter has 24 bits, and an update of it is STEP as large, so 2^-24 / STEP."""
 MOST_TOLERANCE = 1e-4
 """No rounding of fp32 explains more; a wrong divisor is far above it."""
-
-
-@dataclass
-class Cell:
-    """One way of spreading a model, and how far it came from one process."""
-
-    strategy: str
-    recompute: str
-    layout: str
-    overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys of strategy and mesh."""
-    parameters: float | None = None
-    """Norm of the difference in how parameters moved / norm of that move; the larger of the first and last update."""
-    loss: float | None = None
-    """Largest relative difference of a logged loss."""
-    grad_norm: float | None = None
-    tolerance: float | None = None
-    passed: bool | None = None
-    """None: it can't run here."""
-    reason: str = ""
 
 
 @dataclass
@@ -108,7 +107,8 @@ def verify(config: Config, place: Place, world: World, report: "Report") -> None
     )
     tolerance = min(max(LEAST_TOLERANCE, 10 * own), MOST_TOLERANCE)
     knows_lengths = callable(getattr(task, "length", None))
-    for cell in _cells(place.degree, knows_lengths=knows_lengths):
+    cells = [*spread(place.degree, knows_lengths=knows_lengths), *pipelines(config, place.degree)]
+    for cell in cells:
         try:
             trace = _trained(_configured(base, cell), task, data, place, world)
         except ConfigError as refused:  # every rank refuses alike
@@ -136,9 +136,11 @@ def verify_rank(run: RunDir, attempt: int) -> None:
     """This rank's part of a verification, whose rows rank 0 writes into the run's folder."""
     with joined(run) as (config, plan, place):
         world = World(plan.nodes, plan.ranks_per_node, Device(plan.device))
-        if place.rank == 0:
+        rank = place.rank + place.degree * (0 if place.pipe is None else place.pipe.rank)
+        everyone = Place(rank, world.size, place.device, place.world_group)
+        if rank == 0:
             run.write_status(state=State.running, attempt=attempt)
-        verify(config, place, world, Report(run if place.rank == 0 else None))
+        verify(config, everyone, world, Report(run if rank == 0 else None))
 
 
 def _base(config: Config, window: int) -> Config:
@@ -158,6 +160,7 @@ def _base(config: Config, window: int) -> Config:
         schedule=ScheduleConfig(decay=ConstantDecay()),
         precision=PrecisionConfig(PrecisionName.fp32),
         mesh=MeshConfig(),
+        pipeline=PipelineConfig(),
         strategy=replace(
             config.strategy,
             reduce_each=ReduceEach.auto,
@@ -169,19 +172,6 @@ def _base(config: Config, window: int) -> Config:
     )
 
 
-def _cells(degree: int, *, knows_lengths: bool) -> Iterator[Cell]:
-    spread: list[tuple[str, dict[str, Any]]] = [("single", {})]
-    if degree > 1:
-        spread = [("ddp", {}), ("fsdp", {}), ("fsdp", {"reduce_each": "window"})]
-        if degree % 2 == 0 and degree > 2:
-            spread.append(("fsdp", {"dp_replicate": 2}))
-        spread += [("zero1", {}), ("zero2", {}), ("zero3", {})]
-    for strategy, overrides in spread:
-        for recompute in Recompute:
-            for layout in ("arrival", "length") if knows_lengths else ("arrival",):
-                yield Cell(strategy, recompute.value, layout, overrides)
-
-
 def _configured(base: Config, cell: Cell) -> Config:
     strategy = replace(base.strategy, name=StrategyName(cell.strategy))
     if "reduce_each" in cell.overrides:
@@ -189,7 +179,8 @@ def _configured(base: Config, cell: Cell) -> Config:
     return replace(
         base,
         strategy=strategy,
-        mesh=MeshConfig(dp_replicate=cell.overrides.get("dp_replicate")),
+        mesh=MeshConfig(dp_replicate=cell.overrides.get("dp_replicate"), pp=cell.overrides.get("pp", 1)),
+        pipeline=PipelineConfig(schedule=PipelineSchedule(cell.overrides.get("schedule", "1f1b"))),
         batch=replace(base.batch, layout=Layout(cell.layout)),
         activation_checkpoint=replace(base.activation_checkpoint, name=Recompute(cell.recompute), every=None),
     )
@@ -198,9 +189,13 @@ def _configured(base: Config, cell: Cell) -> Config:
 def _trained(config: Config, task: Any, data: Few, place: Place, world: World) -> Trace:
     model, fill = make_model(config)
     parts = Parts(model, task, data, None, fill)
-    facts = gather_facts(config, parts, place.degree)
+    pp = config.mesh.pp
+    facts = gather_facts(config, parts, world.size // pp)
     plan = make_plan(config, facts, world=world)
+    if pp > 1:
+        place = take_place(place.rank, world.size // pp, pp, place.device, group=place.group, timeout=START_TIMEOUT)
     fit = assemble(config, plan, facts, parts, place, None)
+    model.eval()
     fit.sharding.model.eval()  # no dropout, no batch statistics: nothing that depends on the layout
     recorder = _Recorder(fit.sharding.full_state, place)
     fit.reporter = recorder

@@ -76,12 +76,12 @@ BROKEN: dict[str, tuple[type, Callable[[Any], None], str]] = {
 def verified(rank: int, world_size: int, text: str, broken: str | None, only: str) -> list[Cell]:
     """The rows of a verification on these ranks."""
     report, place = Report(None), Place(rank, world_size, torch.device("cpu"))
-    cells = verification._cells
+    cells = verification.spread
 
     def some(degree: int, *, knows_lengths: bool) -> Any:
         return (one for one in cells(degree, knows_lengths=knows_lengths) if one.strategy.startswith(only))
 
-    verification._cells = some
+    verification.spread = some
     kind, damage, _ = BROKEN[broken] if broken else (None, None, "")
     make = kind.__init__ if kind else None
 
@@ -96,7 +96,7 @@ def verified(rank: int, world_size: int, text: str, broken: str | None, only: st
             kind.__init__ = damaged  # type: ignore[misc]
         verify(parse(text), place, World(1, world_size, Device.cpu), report)
     finally:
-        verification._cells = cells
+        verification.spread = cells
         if kind:
             kind.__init__ = make  # type: ignore[misc]
     return report.cells

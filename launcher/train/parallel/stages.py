@@ -82,13 +82,20 @@ class Anatomy:
         return (span.is_first and (before or not after)) or (span.is_last and after)
 
 
+def _lacks(model: nn.Module) -> list[str]:
+    lacking = [] if isinstance(getattr(model, "layers", None), nn.ModuleList) else ["layers: nn.ModuleList"]
+    parts = {"embed": "**inputs", "head": "hidden"}
+    return lacking + [f"{name}({given})" for name, given in parts.items() if not callable(getattr(model, name, None))]
+
+
+def offers_parts(model: nn.Module) -> bool:
+    """Whether a model offers its parts in order."""
+    return not _lacks(model)
+
+
 def check_offers(model: nn.Module, target: str) -> None:
     """That a model offers its parts in order. Raises ConfigError."""
-    lacking = []
-    if not isinstance(getattr(model, "layers", None), nn.ModuleList):
-        lacking.append("layers: nn.ModuleList")
-    lacking += [f"{name}({given})" for name, given in (("embed", "**inputs"), ("head", "hidden"))
-                if not callable(getattr(model, name, None))]  # fmt: skip
+    lacking = _lacks(model)
     if lacking:
         problem = f"offers no parts to cut it between: it lacks {', '.join(lacking)}"
         hint = "forward is head(layers(embed(inputs))); see docs/pipeline.md"
