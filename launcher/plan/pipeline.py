@@ -139,7 +139,7 @@ def settle_pipeline(config: Config, mesh: Mesh, division: Division, facts: Facts
         stages = [[end - count, end - 1] for count, end in zip(counts, ends, strict=True)]
     flow = Flow(schedule, pp, per_rank, bound)
     steps = division.batch.gradient_accumulation_steps
-    notes = [*_filled_notes(flow, division.batch), *_bubble_notes(flow, division.batch)]
+    notes = [*_filled_notes(flow, division.batch), *_bubble_notes(flow, division.batch), *_balance_notes(costs)]
     return PipelinePlan(flow, stages, costs, flow.rounds(steps), flow.bubble(steps), notes)
 
 
@@ -257,3 +257,14 @@ def _bubble_notes(flow: Flow, batch: BatchPlan) -> list[str]:
         if best <= LITTLE:
             break
     return [f"ranks wait {now:.1%} of a step; {best:.1%} with {MICRO}={size}"] if size is not None else []
+
+
+def _balance_notes(costs: Sequence[int] | None) -> list[str]:
+    """Where one stage costs more than its share, which isn't counted as waiting."""
+    if not costs or max(costs) * len(costs) <= (1 + LITTLE) * sum(costs):
+        return []
+    times = max(costs) * len(costs) / sum(costs)
+    return [
+        f"stage {costs.index(max(costs))} has {times:.2f} times an even share of the work, and the others wait for it "
+        "besides; more layers, or fewer stages, can be cut more evenly"
+    ]
