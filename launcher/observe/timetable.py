@@ -31,6 +31,7 @@ SMALLEST = 4
 
 Table = Sequence[Sequence[Placed]]
 """For each pipeline rank what it does, and when."""
+Colour = tuple[float, float, float]
 
 
 def length(table: Table) -> int:
@@ -120,24 +121,35 @@ def draw_picture(table: Table, out_path: Path, *, title: str, real: int) -> None
 def _draw_rows(axes: "Axes", table: Table, shown: int, real: int, *, size: float) -> None:
     for rank, row in enumerate(table):
         stages = sorted({one.action.stage for one in row})
+        alike: dict[tuple[str, int, bool], list[Placed]] = {}
         for one in (one for one in row if one.start < shown):
-            white, is_copy = _whiteness(stages.index(one.action.stage), len(stages)), one.action.micro_batch >= real
-            _draw_cell(axes, one, rank, white, is_copy=is_copy)
-            if size >= SMALLEST:
-                behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if is_copy else None
-                colour = "black" if is_copy or white > 0.5 else "white"
-                middle, number = (one.start + one.end) / 2, str(one.action.micro_batch)
-                axes.text(
-                    middle,
-                    rank,
-                    number,
-                    ha="center",
-                    va="center",
-                    fontsize=size,
-                    color=colour,
-                    bbox=behind,
-                    clip_on=True,
-                )
+            kind, stage, micro_batch = one.action
+            alike.setdefault((kind, stages.index(stage), micro_batch >= real), []).append(one)
+        for (kind, index, is_copy), cells in alike.items():
+            white = _whiteness(index, len(stages))
+            _draw_cells(axes, cells, rank, _mixed(KINDS[kind][1], white), is_copy=is_copy)
+            color = "black" if is_copy or white > 0.5 else "white"
+            for one in cells if size >= SMALLEST else ():
+                _write_number(axes, one, rank, size=size, color=color, is_copy=is_copy)
+
+
+def _draw_cells(axes: "Axes", cells: Sequence[Placed], rank: int, colour: Colour, *, is_copy: bool) -> None:
+    axes.broken_barh(
+        [(one.start, one.end - one.start) for one in cells],
+        (rank - 0.42, 0.84),
+        facecolor="white" if is_copy else colour,
+        edgecolor=colour if is_copy else "white",
+        hatch="////" if is_copy else None,
+        linewidth=0.8,
+    )
+
+
+def _write_number(axes: "Axes", one: Placed, rank: int, *, size: float, color: str, is_copy: bool) -> None:
+    middle, number = (one.start + one.end) / 2, str(one.action.micro_batch)
+    text = axes.text(middle, rank, number, ha="center", va="center", fontsize=size, color=color, clip_on=True)
+    text.set_in_layout(False)  # it lies inside the axes, and measuring each would take seconds
+    if is_copy:
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
 
 
 def _font_size(table: Table, points: float) -> float:
@@ -168,7 +180,7 @@ def _whiteness(index: int, stages: int) -> float:
     return 0.62 * index / max(1, stages - 1)
 
 
-def _mixed(colour: str, white: float) -> tuple[float, float, float]:
+def _mixed(colour: str, white: float) -> Colour:
     """A colour with a share of white in it."""
     from matplotlib.colors import to_rgb
 
