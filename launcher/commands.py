@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
-from launcher.drawing import draw_plan, take_flag
+from launcher.drawing import draw, take_flag, timetable
 from launcher.errors import ConfigError, LauncherError
 from launcher.observe.failure import for_screen
 from launcher.plan.facts import ask
@@ -75,10 +75,11 @@ def plan(argv: Sequence[str]) -> int:
         where = folder(composed, RUN_DIR)
         made = prepared.plan_in(RunDir(where))
     console = None if as_json else Console()
+    table = None if picture is None else timetable(made)
     if console is not None:
         print_plan(made, short(where), console)
-    if picture is not None:
-        draw_plan(made, picture, console)
+    if picture is not None and table is not None:
+        draw(made, table, picture, console)
     if as_json:
         sys.stdout.write(to_json(made.to_dict()))
     return 0

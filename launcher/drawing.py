@@ -35,18 +35,35 @@ def take_flag(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     return path, rest
 
 
-def draw_plan(plan: Plan, path: Path, console: Console | None) -> None:
-    """Writes the picture of one full round, and prints it as text on `console`.
+def timetable(plan: Plan) -> Table:
+    """When each pipeline rank works on what in the first round of a full window.
 
     Raises:
-        LauncherError: there is no pipeline or no torch, or the file can't be written.
+        LauncherError: there is no pipeline, or no torch.
     """
     if plan.pipeline is None:
         raise LauncherError(f"{FLAG}: there is no pipeline to draw (mesh.pp=1)\n  mesh.pp=2 or more")
-    pipeline, pp = plan.pipeline, plan.mesh["pp"]
-    schedule, per_rank = pipeline["schedule"], pipeline["stages_per_rank"]
+    if not torch_is_installed():
+        raise LauncherError(f"{FLAG}: the order of a schedule's actions is torch's, and torch isn't installed here")
+    question = {
+        "schedule": plan.pipeline["schedule"],
+        "pp": plan.mesh["pp"],
+        "stages_per_rank": plan.pipeline["stages_per_rank"],
+        "micro_batches": plan.pipeline["filled_rounds"][0],
+    }
+    text = ask_torch("launcher.train.drawn_schedule", json.dumps(question), [], "torch for the schedule")
+    return place([[Action(*one) for one in order] for order in json.loads(text)])
+
+
+def draw(plan: Plan, table: Table, path: Path, console: Console | None) -> None:
+    """Writes the picture of a timetable of this plan, and prints it as text on `console`.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    assert plan.pipeline is not None
+    pipeline, pp, schedule = plan.pipeline, plan.mesh["pp"], plan.pipeline["schedule"]
     real, runs = pipeline["rounds"][0], pipeline["filled_rounds"][0]
-    table = _table(schedule, pp, per_rank, runs)
     micro_batches = f"{runs} micro-batch{'es' * (runs > 1)}"
     draw_picture(table, path, title=f"{schedule}: {micro_batches} on {pp} ranks", real=real)
     if console is None:
@@ -55,11 +72,3 @@ def draw_plan(plan: Plan, path: Path, console: Console | None) -> None:
     console.print(f"[bold]Timetable[/bold] of {schedule}, {micro_batches}{one_of}", highlight=False, soft_wrap=True)
     for line in [*draw_text(table, real), f"picture {path}"]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _table(schedule: str, pp: int, per_rank: int, micro_batches: int) -> Table:
-    if not torch_is_installed():
-        raise LauncherError(f"{FLAG}: the order of a schedule's actions is torch's, and torch isn't installed here")
-    question = {"schedule": schedule, "pp": pp, "stages_per_rank": per_rank, "micro_batches": micro_batches}
-    text = ask_torch("launcher.train.drawn_schedule", json.dumps(question), [], "torch for the schedule")
-    return place([[Action(*one) for one in order] for order in json.loads(text)])
