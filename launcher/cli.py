@@ -15,7 +15,8 @@ State the effective batch once; the launcher works out the rest, starts the rank
 the same update.
 
   train              compose, plan, start the ranks and follow the run to its end; with -m a sweep
-  plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run
+  plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run;
+                     --draw shows when each rank of a pipeline works on what, and draws it to pipeline.png
   verify             a few updates of this model under every strategy here, against one process: a row for each
   status DIR         state, updates, rate and time left of one run or of every run below DIR
   export RUN_DIR     the trained model as one safetensors file [--output FILE]

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
+from launcher.drawing import draw, take_flag, timetable
 from launcher.errors import ConfigError, LauncherError
 from launcher.observe.failure import for_screen
 from launcher.plan.facts import ask
@@ -31,11 +32,13 @@ Composes, plans, starts the ranks and follows the run to its end; with -m a swee
 `launcher train --hydra-help` lists Hydra's flags, docs/configuration.md explains every key.
 """
 PLAN_HELP = """\
-launcher plan [--json] [hydra flags] [overrides]
+launcher plan [--json] [--draw[=PATH]] [hydra flags] [overrides]
 
-Prints the plan of a run, with -m one row for each run of a sweep. Nothing is written and no rank starts.
+Prints the plan of a run, with -m one row for each run of a sweep. No rank starts, and nothing is written but the
+picture of --draw.
 
   --json   the plan as JSON, and nothing else on the output
+  --draw   when each rank of the pipeline (mesh.pp) works on what, as text and as the picture pipeline.png or PATH
 """
 
 
@@ -54,9 +57,10 @@ def train(argv: Sequence[str]) -> int:
 
 
 def plan(argv: Sequence[str]) -> int:
-    """Prints the plan of a run, or its JSON. Writes nothing."""
+    """Prints the plan of a run, or its JSON. Writes nothing but the picture that is asked for."""
     as_json = "--json" in argv
-    options, arguments = parse_arguments("plan", [one for one in argv if one != "--json"])
+    picture, rest = take_flag([one for one in argv if one != "--json"])
+    options, arguments = parse_arguments("plan", rest)
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments, PLAN_HELP):
             return 0
@@ -64,14 +68,20 @@ def plan(argv: Sequence[str]) -> int:
         if composed is None:
             from launcher.sweep.run import Sweep
 
+            if picture is not None:
+                raise LauncherError("--draw draws the pipeline of one run: give one value of each key")
             return Sweep(hydra, arguments, only_plan=True).plan(as_json=as_json)
         prepared = _prepare(composed, arguments)
         where = folder(composed, RUN_DIR)
         made = prepared.plan_in(RunDir(where))
+    console = None if as_json else Console()
+    table = None if picture is None else timetable(made)
+    if console is not None:
+        print_plan(made, short(where), console)
+    if picture is not None and table is not None:
+        draw(made, table, picture, console)
     if as_json:
         sys.stdout.write(to_json(made.to_dict()))
-    else:
-        print_plan(made, short(where), Console())
     return 0
 
 

@@ -43,7 +43,7 @@ def draw_loss(
     _label(axes, title, unit)
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    _write(out_path, content.getvalue())
+    write_picture(out_path, content.getvalue())
 
 
 def try_to_draw(metrics_path: Path, out_path: Path, **how: Any) -> str | None:
@@ -111,7 +111,8 @@ def _label(axes: "Axes", title: str, unit: str) -> None:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_picture(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all. Raises StorageError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:

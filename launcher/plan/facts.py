@@ -94,14 +94,25 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
     """
     if not torch_is_installed():
         return [Facts() for _ in config_yamls]
+    text = ask_torch("launcher.train.probe", json.dumps(list(config_yamls)), pythonpath, "the model and the data")
+    answers = json.loads(text)
+    return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in answers]
+
+
+def ask_torch(module: str, question: str, pythonpath: Sequence[str], asked: str) -> str:
+    """What ``python -m module`` answers to `question`, in a process that may import torch. `asked`: whom, in words.
+
+    Raises:
+        LauncherError: that process ended without an answer.
+    """
     # files without a name: nothing is left of them, however this process ends
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as asked, tempfile.TemporaryFile() as answer:
-        json.dump(list(config_yamls), asked)
-        asked.seek(0)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said, tempfile.TemporaryFile() as answer:
+        said.write(question)
+        said.seek(0)
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.train.probe", str(answer.fileno())],
+            [sys.executable, "-m", module, str(answer.fileno())],
             env={**rank_environment(pythonpath), "LAUNCHER_PARENT_PID": str(os.getpid())},
-            stdin=asked,
+            stdin=said,
             pass_fds=[answer.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -113,10 +124,9 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
     if not text:
         code = done.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code} and no answer"
-        said = f":\n{done.stdout[-4000:].rstrip()}" if done.stdout.strip() else ""
-        raise LauncherError(f"asking the model and the data {how}{said}")
-    answers = json.loads(text)
-    return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in answers]
+        printed = f":\n{done.stdout[-4000:].rstrip()}" if done.stdout.strip() else ""
+        raise LauncherError(f"asking {asked} {how}{printed}")
+    return text
 
 
 def rank_environment(pythonpath: Sequence[str]) -> dict[str, str]:

@@ -139,7 +139,7 @@ def settle_pipeline(config: Config, mesh: Mesh, division: Division, facts: Facts
         stages = [[end - count, end - 1] for count, end in zip(counts, ends, strict=True)]
     flow = Flow(schedule, pp, per_rank, bound)
     steps = division.batch.gradient_accumulation_steps
-    notes = [*_filled_notes(flow, division.batch), *_bubble_notes(flow, division.batch)]
+    notes = [*_filled_notes(flow, division.batch), *_bubble_notes(flow, division.batch), *_balance_notes(costs)]
     return PipelinePlan(flow, stages, costs, flow.rounds(steps), flow.bubble(steps), notes)
 
 
@@ -172,11 +172,16 @@ def _stages_per_rank(schedule: str, pp: int, counts: list[int] | None) -> int:
         has, fits = "two or more", given % pp == 0 and per_rank >= 2
     if not fits:
         needed = f"{fixed * pp}" + ("" if has.startswith("exactly") else f", {3 * pp}, …")
-        problem = f"{given} stages: {SCHEDULE}={schedule} has {has} on each of mesh.pp={pp} ranks, so {needed} numbers"
+        problem = f"{_many(given, 'stage')}: {SCHEDULE}={schedule} has {has} on each of mesh.pp={pp} ranks"
+        problem += f", so {needed} numbers"
         others = "interleaved_1f1b" if per_rank >= 2 else "1f1b"
         hint = f"{SCHEDULE}={others} takes {given}" if given % pp == 0 else f"{SPLIT}=auto"
         raise ConfigError(SPLIT, _listed(counts), problem, hint=hint)
     return per_rank
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('ch') else 's'}"
 
 
 def _listed(counts: Sequence[int]) -> str:
@@ -188,7 +193,7 @@ def _cut(
 ) -> tuple[list[int], list[int] | None]:
     """The number of layers of each stage and what each costs, of a model that was asked."""
     layers, stages = facts.num_layers, pp * per_rank
-    missing = ["layers", "embed", "head"] if layers is None else facts.missing_parts
+    missing = facts.missing_parts or (["layers", "embed", "head"] if layers is None else [])
     if layers is None or missing:
         what = "no layers to cut between" if layers is None else f"layers, and no {' and no '.join(missing)}"
         shapes = {"layers": "`layers` (ModuleList)", "embed": "`embed(**inputs)`", "head": "`head(hidden)`"}
@@ -197,7 +202,9 @@ def _cut(
         raise ConfigError("model._target_", config.model["_target_"], problem, hint=hint)
     if stages > layers:
         most = layers // per_rank
-        problem = f"{pp} ranks x {per_rank} stages = {stages} stages, and the model has {layers} layers"
+        problem = (
+            f"{pp} ranks x {_many(per_rank, 'stage')} = {stages} stages, and the model has {_many(layers, 'layer')}"
+        )
         hint = f"mesh.pp={most} is the most under {SCHEDULE}={config.pipeline.schedule.value}"
         one = "" if per_rank == 1 or pp > layers else f"; {SCHEDULE}=1f1b has one stage a rank"
         raise ConfigError("mesh.pp", pp, problem, hint=(hint if most > 1 else "mesh.pp=1: no pipeline") + one)
@@ -222,16 +229,17 @@ def _filled_notes(flow: Flow, batch: BatchPlan) -> list[str]:
         size = _size_without_copies(flow, batch)
         fewest = flow.pp * batch.data_parallel_degree
         better = f"{MICRO}={size} needs none" if size else f"batch.global_batch_size={fewest} or more can do without"
-    ran = f"{steps} micro-batches" if steps > 1 else "1 micro-batch"
+    ran, share = _many(steps, "micro-batch"), copies / (copies + steps)
     return [
         f"{SCHEDULE}={flow.schedule} can't run the {ran} of a full window as they are: {copies} more fill it up, "
-        f"masked copies that change nothing and are {copies / (copies + steps):.0%} of the work; {better}"
+        f"masked copies that change nothing and are {share:.0%} of the work; {better}"
     ]
 
 
 def _size_without_copies(flow: Flow, batch: BatchPlan) -> int | None:
     """The micro-batch size nearest to the planned one under which a full window needs no copies."""
-    planned, share = batch.micro_batch_size, batch.samples_per_rank
+    share = batch.samples_per_rank
+    planned = min(batch.micro_batch_size, share)
     for away in range(1, min(share, MOST_SIZES)):
         for size in (planned - away, planned + away):
             if 1 <= size <= share and not flow.copies(-(-share // size)):
@@ -257,3 +265,14 @@ def _bubble_notes(flow: Flow, batch: BatchPlan) -> list[str]:
         if best <= LITTLE:
             break
     return [f"ranks wait {now:.1%} of a step; {best:.1%} with {MICRO}={size}"] if size is not None else []
+
+
+def _balance_notes(costs: Sequence[int] | None) -> list[str]:
+    """Where one stage costs more than its share, which isn't counted as waiting."""
+    if not costs or max(costs) * len(costs) <= (1 + LITTLE) * sum(costs):
+        return []
+    times = max(costs) * len(costs) / sum(costs)
+    return [
+        f"stage {costs.index(max(costs))} has {times:.2f} times an even share of the work, and the others wait for it "
+        "besides; more layers, or fewer stages, can be cut more evenly"
+    ]

@@ -7,6 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from launcher.plan.pipeline import rank_of_stage
 from launcher.plan.plan import Plan
 
 
@@ -50,10 +51,40 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
         rows.append(("data", f"{facts['samples']:,} samples to train on, {validation}"))
     if plan.activation_checkpoint != "none":
         rows.append(("activations", f"{plan.activation_checkpoint} recomputation"))
+    rows += _pipeline(plan)
     rows.append(("reductions a window", _reductions(plan)))
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
+
+
+def _pipeline(plan: Plan) -> list[tuple[str, str]]:
+    """How the window flows through the pipeline, and what each of its stages holds."""
+    if plan.pipeline is None:
+        return []
+    made, pp = plan.pipeline, plan.mesh["pp"]
+    per_rank = made["stages_per_rank"]
+    stages = "1 stage" if per_rank == 1 else f"{per_rank} stages"
+    rows = [
+        ("pipeline", f"{made['schedule']}, {stages} on each of {pp} ranks, which wait {made['bubble']:.1%} of a step"),
+        ("  rounds", _rounds(made["rounds"], made["filled_rounds"])),
+    ]
+    costs = made["costs"]
+    for stage, (first, last) in enumerate(plan.stages or []):
+        layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+        share = f", {costs[stage] / sum(costs):.1%} of the work" if costs and sum(costs) else ""
+        where = "" if per_rank == 1 else f" on rank {rank_of_stage(made['schedule'], pp, stage)}"
+        rows.append((f"  stage {stage}", f"{layers}{where}{share}"))
+    return rows
+
+
+def _rounds(rounds: list[int], filled: list[int]) -> str:
+    """How often how many micro-batches go through: rounds of a window are alike but for its last."""
+    said = []
+    for real, runs in dict.fromkeys(zip(rounds, filled, strict=True)):
+        times, copies = rounds.count(real), f" and {runs - real} copies" if runs > real else ""
+        said.append(f"{times} of {real} micro-batch{'es' * (real > 1)}{copies}")
+    return ", ".join(said)
 
 
 def _reductions(plan: Plan) -> str:
