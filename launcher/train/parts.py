@@ -23,7 +23,8 @@ from launcher.train.build import build
 from launcher.train.deferred import Blueprint, defer
 from launcher.train.optim import group_parameters
 from launcher.train.parallel.blocks import check_blocks
-from launcher.train.parallel.costs import missing_parts, part_costs
+from launcher.train.parallel.costs import part_costs
+from launcher.train.parallel.families import missing_parts
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
 from launcher.train.reading import sample_length
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from launcher.config.choices import PipelineSchedule, Recompute
 from launcher.config.schema import Config
-from launcher.train.parallel.stages import offers_parts
+from launcher.train.parallel.families import missing_parts
 from launcher.train.parts import sketch_model
 
 
@@ -49,7 +49,7 @@ def spread(degree: int, *, knows_lengths: bool) -> Iterator[Cell]:
 def pipelines(config: Config, degree: int) -> Iterator[Cell]:
     """Two stages and as many as there are ranks, each schedule, beside every strategy that a stage can have."""
     model = sketch_model(config)
-    if degree < 2 or not offers_parts(model):
+    if degree < 2 or missing_parts(model):
         return
     layers = len(cast(nn.ModuleList, model.layers))
     for pp in sorted({2, degree}):

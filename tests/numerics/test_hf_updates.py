@@ -22,6 +22,8 @@ STRATEGIES = {
     "fsdp": (3, ["strategy=fsdp"]),
     "fsdp each window": (2, ["strategy=fsdp", "strategy.reduce_each=window"]),
     "hsdp": (4, ["strategy=fsdp", "mesh.dp_replicate=2"]),
+    "pipeline": (2, ["mesh.pp=2"]),
+    "pipeline x fsdp": (4, ["mesh.pp=2", "strategy=fsdp"]),
     "zero1": (2, ["strategy=zero1"]),
     "zero3": (2, ["strategy=zero3", "+strategy.deepspeed.zero_optimization.stage3_param_persistence_threshold=0"]),
 }

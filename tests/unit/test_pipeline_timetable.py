@@ -22,7 +22,8 @@ from launcher.plan.pipeline import Flow, filled_micro_batches, rank_of_stage
 from launcher.plan.split import split_layers, stage_costs
 from launcher.plan.timetable import Action, Orders, orders, place, span
 from launcher.train.drawn_schedule import torch_orders
-from launcher.train.parallel.costs import missing_parts, part_costs
+from launcher.train.parallel.costs import part_costs
+from launcher.train.parallel.families import missing_parts
 
 SCHEDULES = [one.value for one in PipelineSchedule]
 LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")

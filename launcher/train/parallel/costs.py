@@ -29,10 +29,3 @@ def _cost(modules: Iterable[nn.Module]) -> int:
             continue
         counted |= {id(one): one for one in module.parameters(recurse=False) if one.ndim >= 2}
     return sum(one.numel() for one in counted.values())
-
-
-def missing_parts(model: nn.Module) -> list[str]:
-    """What a pipeline needs of a model and this one doesn't have: of `layers`, `embed` and `head`."""
-    layers = getattr(model, "layers", None)
-    missing = [] if isinstance(layers, nn.ModuleList) and len(layers) else ["layers"]
-    return missing + [name for name in ("embed", "head") if not callable(getattr(model, name, None))]

@@ -10,33 +10,32 @@ from torch import Tensor, nn
 
 from launcher.optim.local import local
 from launcher.train.parallel.mesh import Place
-from launcher.train.parallel.stages import Anatomy, Span, cut, merged, take_members
-
-
-def rank_of_stage(stage: int, pp: int, *, folded: bool) -> int:
-    """Which rank of a pipeline holds a stage. Several a rank lie round after round (0 1 0 1), or folded like a V (0 1
-    1 0): torch's rule for its schedules."""
-    turn, place = divmod(stage, pp)
-    return pp - 1 - place if folded and turn % 2 else place
+from launcher.train.parallel.stages import Anatomy, Family, Span, merged, take_members
 
 
 class Part:
     """The stages of one rank. Everything here is collective among the ranks of a pipeline."""
 
     def __init__(
-        self, plain: nn.Module, anatomy: Anatomy, spans: Sequence[Span], place: Place, *, folded: bool = False
+        self,
+        plain: nn.Module,
+        anatomy: Anatomy,
+        family: Family,
+        spans: Sequence[Span],
+        ranks: Sequence[int],
+        place: Place,
     ) -> None:
         """
         Args:
             plain: the whole model, of which tensors that lie elsewhere may have no memory.
             spans: of all stages.
-            folded: how stages lie on ranks: see `rank_of_stage`.
+            ranks: for each of them the pipeline rank that it lies on.
         """
         assert place.pipe is not None
         self.plain, self._anatomy, self._pipe, self._place = plain, anatomy, place.pipe, place
-        self._ranks = [rank_of_stage(one.index, place.pipe.size, folded=folded) for one in spans]
+        self._ranks = list(ranks)
         self.spans = [one for one, rank in zip(spans, self._ranks, strict=True) if rank == place.pipe.rank]
-        self.modules: Sequence[nn.Module] = [cut(plain, anatomy, one) for one in self.spans]
+        self.modules: Sequence[nn.Module] = [family.cut(plain, anatomy, one) for one in self.spans]
         self._holders = {name: self._ranks_with(name, spans) for name in plain.state_dict()}
         self._shared = self._groups_of_shared(spans)
 

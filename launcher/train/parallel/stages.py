@@ -9,15 +9,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from launcher.config.choices import PrecisionName
-from launcher.errors import ConfigError
 from launcher.train.parallel.precision import Precision
 
 Hidden = Any
@@ -82,78 +80,109 @@ class Anatomy:
         return (span.is_first and (before or not after)) or (span.is_last and after)
 
 
-def _lacks(model: nn.Module) -> list[str]:
-    lacking = [] if isinstance(getattr(model, "layers", None), nn.ModuleList) else ["layers: nn.ModuleList"]
-    parts = {"embed": "**inputs", "head": "hidden"}
-    return lacking + [f"{name}({given})" for name, given in parts.items() if not callable(getattr(model, name, None))]
+class Family(Protocol):
+    """How models of one kind are taken apart."""
+
+    needs_devices: bool
+    """Whether a forward on the meta device fails."""
+
+    def anatomy(self, model: nn.Module, inputs: Mapping[str, Any]) -> Anatomy:
+        """What lies where in a model, found by a forward."""
+        ...
+
+    def cut(self, plain: nn.Module, anatomy: Anatomy, span: Span) -> nn.Module:
+        """One stage of a model: the same modules, parameters and buffers under the same names, without those of other
+        stages."""
+        ...
+
+    def run(self, stage: nn.Module, span: Span, inputs: Mapping[str, Any], hidden: Hidden) -> Any:
+        """The forward of a stage: from `inputs` in the first, else from what the one before gave."""
+        ...
 
 
-def offers_parts(model: nn.Module) -> bool:
-    """Whether a model offers its parts in order."""
-    return not _lacks(model)
+class InOrder:
+    """A model that is `head(layers(embed(inputs)))`."""
 
+    needs_devices = False
 
-def check_offers(model: nn.Module, target: str) -> None:
-    """That a model offers its parts in order. Raises ConfigError."""
-    lacking = _lacks(model)
-    if lacking:
-        problem = f"offers no parts to cut it between: it lacks {', '.join(lacking)}"
-        hint = "forward is head(layers(embed(inputs))); see docs/pipeline.md"
-        raise ConfigError("model._target_", target, problem, hint=hint)
+    def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
+        layers = next(name for name, one in model.named_modules() if one is model.layers)
+        watch = Watch(model, layers)
+        with watch.on() as before:
+            hidden = model.embed(**inputs)
+        hidden = through(model.layers, hidden)
+        with watch.on() as after:
+            model.head(hidden)
+        return watch.anatomy(before, after)
+
+    def cut(self, plain: nn.Module, anatomy: Anatomy, span: Span) -> nn.Module:
+        return cut(plain, anatomy, span)
+
+    def run(self, stage: Any, span: Span, inputs: Mapping[str, Any], hidden: Hidden) -> Any:
+        hidden = through(stage.layers, stage.embed(**inputs) if span.is_first else hidden)
+        return stage.head(hidden) if span.is_last else hidden
 
 
 class Sketch:
     """The model on tensors that have shapes and types and no memory, to ask what it uses and what it gives.
 
     In half precision these are fake tensors, for autocast is a matter of the device; otherwise the meta device, which
-    is ten times as fast.
+    is ten times as fast, where the family can.
     """
 
-    def __init__(self, make: Callable[[torch.device], nn.Module], device: torch.device, precision: Precision) -> None:
-        halves = precision.name is not PrecisionName.fp32
-        self._mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if halves else nullcontext()
-        self._device = device if halves else torch.device("meta")
-        self._precision = precision
-        with self._mode:
-            self.model: Any = make(self._device)
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        family: Family,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        """
+        Args:
+            make: makes the model on the meta device.
+        """
+        self.model = make()
+        self._mode: Any = nullcontext()
+        self._device = torch.device("meta")
+        self._precision, self._family = precision, family
+        if precision.name is not PrecisionName.fp32 or family.needs_devices:
+            from torch._subclasses.fake_tensor import FakeTensorMode  # a second, which others don't pay
+
+            self._mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
+            with self._mode:
+                self.model.to_empty(device=device)
+        self._stages: list[nn.Module] = []
         self._given: dict[Any, list[Hidden]] = {}
         self._needs_grad: list[Any] | None = None
         """Which of the tensors that each stage gives need a gradient, where layers keep shapes and types."""
 
     def anatomy(self, inputs: Mapping[str, Any]) -> Anatomy:
         """What lies where, found by a forward of one micro-batch."""
-        model = self.model
-        layers = next(name for name, one in model.named_modules() if one is model.layers)
-        words = layers.split(".")
-        holders = {".".join(words[:depth]) for depth in range(len(words))}
         with self._mode, torch.no_grad(), self._precision.autocast():
-            with _watched(model, holders) as before:
-                hidden = model.embed(**self._without_memory(inputs))
-            hidden = through(model.layers, hidden)
-            with _watched(model, holders) as after:
-                model.head(hidden)
-        own = {layers, *holders}
-        return Anatomy(layers, frozenset(before - own), frozenset(after - own))
+            self._anatomy = self._family.anatomy(self.model, self._without_memory(inputs))
+        return self._anatomy
 
     def hidden(self, inputs: Mapping[str, Any], spans: Sequence[Span]) -> list[Hidden]:
         """What each stage but the last gives to the next for these inputs, without memory.
 
-        All layers run for the first inputs; where they keep shapes and types, `embed` alone for further ones.
+        All stages run for the first inputs; where they give the same shapes and types, the first alone for others.
         """
         key = _shapes(inputs)
         if key in self._given:
             return self._given[key]
+        if not self._stages:
+            self._stages = [self._family.cut(self.model, self._anatomy, span) for span in spans]
+        without_memory = self._without_memory(inputs)
+        given: list[Hidden] = []
         with self._mode, torch.enable_grad(), self._precision.autocast():
-            hidden = self.model.embed(**self._without_memory(inputs))
+            hidden = self._family.run(self._stages[0], spans[0], without_memory, None)
             if self._needs_grad is not None:
                 self._given[key] = [_requiring(hidden, needs) for needs in self._needs_grad]
                 return self._given[key]
-            embedded, given = _metas(hidden), []
-            layers = list(self.model.layers)
-            for span in spans[:-1]:
-                hidden = through(layers[span.first_layer : span.last_layer + 1], hidden)
-                given.append(hidden)
-        if all(_metas(one) == embedded for one in given):
+            given.append(hidden)
+            for span in spans[1:-1]:
+                given.append(self._family.run(self._stages[span.index], span, without_memory, given[-1]))
+        if all(_metas(one) == _metas(given[0]) for one in given):
             self._needs_grad = [tree_map_only(Tensor, lambda one: one.requires_grad, one) for one in given]
         self._given[key] = given
         return given
@@ -185,20 +214,35 @@ def through(layers: Any, hidden: Hidden) -> Hidden:
     return hidden
 
 
-@contextmanager
-def _watched(model: nn.Module, holders: set[str]) -> Iterator[set[str]]:
-    """Which members of `holders` are reached for inside, by name. torch keeps members out of an object's attributes, so
-    that each access of one passes through `nn.Module.__getattr__`."""
-    seen: set[str] = set()
-    modules = {name: model.get_submodule(name) for name in holders}
-    kinds = {name: type(one) for name, one in modules.items()}
-    for name, module in modules.items():
-        module.__class__ = _watching(kinds[name], name, seen)
-    try:
-        yield seen
-    finally:
-        for name, module in modules.items():
-            module.__class__ = kinds[name]
+class Watch:
+    """Sees which members of a model are reached for, those of the modules that hold its layers by their own names.
+
+    torch keeps members out of an object's attributes, so that each access of one passes through `__getattr__`.
+    """
+
+    def __init__(self, model: nn.Module, layers: str) -> None:
+        self._layers = layers
+        words = layers.split(".")
+        names = [".".join(words[:depth]) for depth in range(len(words))]
+        self._modules = {name: model.get_submodule(name) for name in names}
+
+    @contextmanager
+    def on(self) -> Iterator[set[str]]:
+        """The members that are reached for inside, by name."""
+        seen: set[str] = set()
+        kinds = {name: type(one) for name, one in self._modules.items()}
+        for name, module in self._modules.items():
+            module.__class__ = _watching(kinds[name], name, seen)
+        try:
+            yield seen
+        finally:
+            for name, module in self._modules.items():
+                module.__class__ = kinds[name]
+
+    def anatomy(self, before: set[str], after: set[str]) -> Anatomy:
+        """With what was reached for before the layers and after them."""
+        own = {self._layers, *self._modules}
+        return Anatomy(self._layers, frozenset(before - own), frozenset(after - own))
 
 
 def _watching(kind: type[nn.Module], prefix: str, seen: set[str]) -> type[nn.Module]:

@@ -14,11 +14,12 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.utils._pytree import tree_map_only
 
 from launcher.errors import LauncherError
+from launcher.plan.pipeline import SPLIT_BACKWARD
 from launcher.train.buffers import untouched_buffers
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.part import Part
 from launcher.train.parallel.precision import Precision
-from launcher.train.parallel.stages import Sketch, Span, through
+from launcher.train.parallel.stages import Family, Sketch, Span
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import Sharding, scaled_loss
 from launcher.train.window import MicroBatch, Window
@@ -31,9 +32,6 @@ SCHEDULES: dict[str, Any] = {
     "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,
     "zbv": schedules.ScheduleZBVZeroBubble,
 }
-ZERO_BUBBLE = ("interleaved_zero_bubble", "zbv")
-"""Schedules that divide a backward in two."""
-
 Collect = Callable[[MicroBatch, Any], None]
 """Takes a micro-batch and the model's output for it."""
 
@@ -56,12 +54,12 @@ class PipelineRunner:
     """A window's micro-batches through the stages of a pipeline, round after round."""
 
     def __init__(
-        self, sharding: Sharding, part: Part, sketch: Sketch, place: Place, *,
+        self, sharding: Sharding, part: Part, sketch: Sketch, family: Family, place: Place, *,
         task: Any, precision: Precision, schedule: str, spans: Sequence[Span], seed: int,
     ) -> None:  # fmt: skip
         assert place.pipe is not None
         self.sharding, self._part, self._sketch, self._place, self._pipe = sharding, part, sketch, place, place.pipe
-        self._task, self._precision, self._seed = task, precision, seed
+        self._task, self._precision, self._seed, self._family = task, precision, seed, family
         self._schedule_name, self._spans = schedule, spans
         self._made: dict[bool, tuple[Any, Any]] = {}
         self._round = _Round([], 0, 0)
@@ -144,15 +142,10 @@ class PipelineRunner:
         seed_micro_batch(self._seed, one.update, self._place.rank, one.first_step + step, stage=span.index)
         quiet = one.collect is None and not micro.num_real
         with untouched_buffers(module) if quiet else nullcontext(), self._precision.autocast():
-            model: Any = module
-            if span.is_first:
-                hidden = model.embed(**self._task.inputs(micro.batch))
-            else:
-                hidden = given[0] if len(given) == 1 else tuple(given)
-            hidden = through(model.layers, hidden)
-            if not span.is_last:
-                return tree_map_only(Tensor, Tensor.contiguous, hidden)
-            output = model.head(hidden)
+            hidden = given[0] if len(given) == 1 else tuple(given)
+            output = self._family.run(module, span, self._task.inputs(micro.batch), hidden)
+        if not span.is_last:
+            return tree_map_only(Tensor, Tensor.contiguous, output)
         output = self._precision.result(output)
         if one.collect is not None:
             if micro.num_real:
@@ -169,7 +162,7 @@ class PipelineRunner:
     @property
     def divides_backward(self) -> bool:
         """Whether torch's schedule takes the gradients of inputs and weights apart."""
-        return self._schedule_name in ZERO_BUBBLE
+        return self._schedule_name in SPLIT_BACKWARD
 
     @property
     def ends_window(self) -> bool:

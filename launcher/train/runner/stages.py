@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from launcher.config.schema import Config
-from launcher.errors import LauncherError
-from launcher.plan.pipeline import filled_micro_batches
+from launcher.plan.pipeline import filled_micro_batches, rank_of_stage
 from launcher.plan.plan import Plan
+from launcher.train.parallel.families import family_of
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.part import Part
 from launcher.train.parallel.precision import Precision
-from launcher.train.parallel.stages import Sketch, Span, check_offers, spans_of
-from launcher.train.parts import Parts, build_model
+from launcher.train.parallel.stages import Family, Sketch, Span, spans_of
+from launcher.train.parts import Parts, sketch_model
 from launcher.train.randomness import seed_sample
 from launcher.train.reading import collate
 from launcher.train.rounds import Rounds
@@ -30,6 +29,7 @@ class Stages:
 
     part: Part
     sketch: Sketch
+    family: Family
     spans: Sequence[Span]
     """Of the whole pipeline."""
     rounds: Rounds
@@ -39,40 +39,32 @@ class Stages:
     def runner(self, sharding: Sharding, task: Any, precision: Precision, *, seed: int) -> PipelineRunner:
         """The runner over these stages once they are sharded."""
         return PipelineRunner(
-            sharding, self.part, self.sketch, self.place,
+            sharding, self.part, self.sketch, self.family, self.place,
             task=task, precision=precision, schedule=self.schedule, spans=self.spans, seed=seed,
         )  # fmt: skip
 
 
 def cut_into_stages(config: Config, plan: Plan, parts: Parts, place: Place) -> Stages:
-    """Cuts a run's model as its plan says.
-
-    Raises:
-        ConfigError: the model doesn't offer its parts in order.
-    """
+    """Cuts a run's model as its plan says."""
     assert place.pipe is not None
     assert plan.stages is not None
     assert plan.pipeline is not None
-    check_offers(parts.model, config.model["_target_"])
+    family = family_of(parts.model)
     schedule, spans, pp = plan.pipeline["schedule"], spans_of(plan.stages), place.pipe.size
     precision = Precision(config.precision.name, place.device.type)
-    sketch = Sketch(partial(_without_memory, config), place.device, precision)
+    sketch = Sketch(partial(_without_memory, config), family, place.device, precision)
     seed_sample(config.run.seed, 0, 0)
     inputs = parts.task.inputs(collate(parts.task, [parts.train[0]]))
     anatomy = sketch.anatomy(inputs)
-    part = Part(parts.model, anatomy, spans, place, folded=schedule == "zbv")
+    ranks = [rank_of_stage(schedule, pp, one.index) for one in spans]
+    part = Part(parts.model, anatomy, family, spans, ranks, place)
     rounds = Rounds(
         plan.pipeline["microbatches_per_round"],
         partial(filled_micro_batches, schedule, pp, len(spans)),
         bubble=(pp - 1) * pp / len(spans),
     )
-    return Stages(part, sketch, spans, rounds, schedule, place)
+    return Stages(part, sketch, family, spans, rounds, schedule, place)
 
 
-def _without_memory(config: Config, device: torch.device) -> nn.Module:
-    try:
-        return build_model(config, device=device.type, load=False)
-    except LauncherError:
-        if device.type != "meta":
-            raise
-    return build_model(config, load=False).to("meta")  # it needs numbers while it is made
+def _without_memory(config: Config) -> nn.Module:
+    return sketch_model(config).to("meta")  # one that needs numbers while it is made is on the CPU
