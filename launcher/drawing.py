@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.observe.timetable import Table, draw_picture, draw_text
 from launcher.plan.facts import ask_torch, torch_is_installed
 from launcher.plan.plan import Plan
 from launcher.plan.timetable import Action, place
+from launcher.timetable import Table, draw_picture, draw_text
 
 FLAG = "--draw"
 FILE = "pipeline.png"

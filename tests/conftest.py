@@ -1,5 +1,6 @@
 """What all tests share: services that some need, and ranks that numerics tests run on."""
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ SERVICES: dict[str, Probe] = {"mount": _mount}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job: what it starts would too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     needs = Needs(SERVICES)
     needs.pytest_configure(config)
     config.pluginmanager.register(needs, "needs")

@@ -56,8 +56,7 @@ def settle_strategy(
     if pipeline is not None:
         steps = sum(pipeline.filled_rounds)
     each = strategy.reduce_each
-    keeps = pipeline is not None and pipeline.flow.schedule in SPLIT_BACKWARD
-    if strategy.name is StrategyName.zero1 or keeps:  # gradients are whole anyway
+    if strategy.name is StrategyName.zero1:  # keeps whole gradients anyway
         each = ReduceEach.window
     if each is ReduceEach.auto:
         each = ReduceEach.window if steps == 1 else ReduceEach.micro_batch
@@ -69,13 +68,14 @@ def settle_strategy(
 def _check_stages(strategy: StrategyConfig, pipeline: PipelinePlan, mesh: Mesh) -> list[str]:
     """Notes on a strategy in the stages of a pipeline. Raises ConfigError for a key that would be ignored there."""
     is_each = strategy.reduce_each is ReduceEach.micro_batch
-    if is_each and strategy.name is StrategyName.fsdp and pipeline.flow.schedule in SPLIT_BACKWARD:
+    splits = pipeline.flow.schedule in SPLIT_BACKWARD
+    if splits and strategy.name is StrategyName.fsdp and mesh.data_parallel_degree > 1:
         problem = (
-            f"pipeline.schedule={pipeline.flow.schedule} works out the gradients of the weights apart, and they stay "
-            "whole until the end of a window"
+            "works out the gradients of the weights apart, when FSDP has given the weights back: torch 2.13 gets them "
+            "wrong under strategy=fsdp"
         )
-        hint = "strategy.reduce_each=window, or pipeline.schedule=1f1b"
-        raise ConfigError("strategy.reduce_each", strategy.reduce_each, problem, hint=hint)
+        hint = "pipeline.schedule=interleaved_1f1b, or strategy=ddp or zero1"
+        raise ConfigError("pipeline.schedule", pipeline.flow.schedule, problem, hint=hint)
     if strategy.name is not StrategyName.zero1:
         return []
     problem = f"DeepSpeed has no part in a pipeline (mesh.pp={mesh.pp}), where torch's ZeroRedundancyOptimizer serves"

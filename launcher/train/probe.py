@@ -55,7 +55,7 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
         facts = gather_facts(config, parts, degree)
         groups = param_groups(config, float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), [])
         optimizer = build_optimizer(parts.model, config.optimizer, groups)
-        if config.strategy.name.zero_stage:
+        if config.strategy.name.zero_stage and config.mesh.pp == 1:  # a pipeline does without DeepSpeed
             check_zero_parts(parts.model, optimizer, config.strategy.name.value)
             check_zero_values(config.strategy)
     except LauncherError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,14 +23,15 @@ from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
-from launcher.train.fit import Fit, Policy, Reporter
+from launcher.train.fit import Fit, Policy, Reporter, Runner
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
-from launcher.train.runner.pipeline import PipelineRunner
 from launcher.train.runner.sequential import SequentialRunner
-from launcher.train.runner.stages import cut_into_stages
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.window import Windows
+
+if TYPE_CHECKING:
+    from launcher.train.runner.stages import Stages
 
 START_TIMEOUT = timedelta(minutes=30)
 """How long a collective may take before torch gives up."""
@@ -111,7 +113,7 @@ def assemble(
     assert plan.num_updates is not None
     seed = config.run.seed
     parts.model.train()
-    stages = None if place.pipe is None else cut_into_stages(config, plan, parts, place)
+    stages = _stages(config, plan, parts, place)
     sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part)
     assert plan.layout is not None
     windows = Windows(
@@ -128,18 +130,10 @@ def assemble(
         micro_batch_tokens=plan.micro_batch_tokens,
         rounds=None if stages is None else stages.rounds,
     )
-    training = config.training
-    stops_at_first = training.on_nonfinite is OnNonfinite.stop
-    policy = Policy(
-        plan.num_updates,
-        training.max_grad_norm,
-        plan.validate_every_updates,
-        plan.log_every_updates or 1,
-        1 if stops_at_first else training.max_skipped_in_a_row,
-    )
+    policy = _policy(config, plan)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     reader = replace(reader, equal_steps=sharding.forward_is_collective)
-    runner: SequentialRunner | PipelineRunner = SequentialRunner(sharding, seed=seed, rank=place.rank)
+    runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
     pipeline = None
     if stages is not None:
         reader = replace(reader, rounds=stages.rounds)
@@ -154,6 +148,26 @@ def assemble(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
     return Fit(windows, runner, sharding, learning_rate(config, plan, facts), policy, place, check, reporter)
+
+
+def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":
+    if place.pipe is None:
+        return None
+    from launcher.train.runner.stages import cut_into_stages  # and with it torch's pipelining, which others don't need
+
+    return cut_into_stages(config, plan, parts, place)
+
+
+def _policy(config: Config, plan: Plan) -> Policy:
+    assert plan.num_updates is not None
+    training = config.training
+    return Policy(
+        plan.num_updates,
+        training.max_grad_norm,
+        plan.validate_every_updates,
+        plan.log_every_updates or 1,
+        1 if training.on_nonfinite is OnNonfinite.stop else training.max_skipped_in_a_row,
+    )
 
 
 def make_reader(config: Config, plan: Plan, parts: Parts, place: Place) -> Reader:

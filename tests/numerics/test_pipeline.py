@@ -5,7 +5,10 @@ from typing import Any
 
 import plain
 import pytest
+import torch
+from configs import config_text, own
 from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
+from torch import Tensor, nn
 from toys import Sequences, trained
 
 from launcher.tasks import CausalLM
@@ -26,7 +29,12 @@ CASES = {
     "x ddp": (4, []),
     "x fsdp": (4, ["strategy=fsdp"]),
     "x fsdp each window": (4, ["strategy=fsdp", "strategy.reduce_each=window"]),
+    "x fsdp copies": (4, ["strategy=fsdp", "mesh.dp_replicate=2"]),
+    "x fsdp kept": (4, ["strategy=fsdp", "strategy.reshard_after_forward=false", "strategy.reduce_each=micro_batch"]),
     "x zero1": (4, ["strategy=zero1"]),
+    "looped_bfs x fsdp": (4, ["strategy=fsdp", "pipeline.schedule=looped_bfs"]),
+    "interleaved_zero_bubble x ddp": (4, ["pipeline.schedule=interleaved_zero_bubble"]),
+    "zbv x zero1": (4, ["strategy=zero1", "pipeline.schedule=zbv"]),
 }
 
 
@@ -61,3 +69,110 @@ def test_parameters_after_five_updates(ranks: Any, name: str, optimizer: str, dt
             for line, reference in zip(run["lines"], lines, strict=True):
                 assert line["loss"] == pytest.approx(reference["loss"], rel=TOLERANCE[dtype])
                 assert line["grad_norm"] == pytest.approx(reference["grad_norm"], rel=2 * TOLERANCE[dtype])
+
+
+class Gated(nn.Module):
+    """Two tensors between layers, parameters of the model itself, layers inside another module, and members that no
+    forward uses, one of them frozen."""
+
+    def __init__(self, layers: int = 4, width: int = 6) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.linspace(-1, 1, width))
+        self.unused = nn.Linear(3, 3)
+        self.frozen = nn.Linear(1, width).requires_grad_(False)
+        self.body = nn.ModuleDict({"layers": nn.ModuleList(GatedLayer(width) for _ in range(layers))})
+        self.body["norm"] = nn.LayerNorm(width)
+        self.end = nn.Parameter(torch.linspace(1, 2, width))
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.body["layers"]  # type: ignore[return-value]
+
+    def embed(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows[:, None] * self.start, self.frozen(rows[:, None])
+
+    def head(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
+        value, gate = hidden
+        return (self.body["norm"](value + gate) * self.end).sum(-1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.embed(rows)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+class GatedLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, hidden: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        value, gate = hidden
+        return value + torch.tanh(self.linear(value)) * gate, gate * 0.9
+
+
+@pytest.mark.parametrize(
+    ("world", "more"),
+    [
+        (2, ["mesh.pp=2"]),
+        (3, ["mesh.pp=3", "pipeline.split=[1,2,1]"]),
+        (2, ["mesh.pp=2", "pipeline.schedule=zbv"]),
+        (4, ["mesh.pp=2", "strategy=fsdp", "strategy.wrap=[GatedLayer]"]),
+        (4, ["mesh.pp=2"]),
+    ],
+)
+def test_a_model_of_ones_own_with_whatever_between_its_layers(ranks: Any, world: int, more: list[str]) -> None:
+    chosen = own("test_pipeline.Gated", "toys.Same", "test_fp16.Numbers", values=[0.5, -1.0, 2.0, 1.5, -0.25])
+    fixed = ["optimizer=adamw", "optimizer.lr=0.01", "optimizer.eps=1e-3", "training.duration=3 epochs"]
+    size = ["batch.global_batch_size=3", "batch.micro_batch_size=1", "training.max_grad_norm=0.1"]
+    texts = [config_text(*chosen, *fixed, *size, *extra) for extra in (["strategy=ddp"], more)]
+    (alone,) = ranks.run(trained, texts[:1], world_size=1)
+    for (run,) in ranks.run(trained, texts[1:], world_size=world):
+        assert list(run["state"]) == list(alone[0]["state"])
+        assert plain.largest_difference(run["state"], alone[0]["state"]) <= TOLERANCE["float32"]
+        assert [line["grad_norm"] for line in run["lines"]] == pytest.approx(
+            [line["grad_norm"] for line in alone[0]["lines"]], rel=2e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("world", "more"),
+    [
+        (4, ["mesh.pp=2", "batch.global_batch_size=5"]),
+        (4, ["mesh.pp=2", "batch.global_batch_size=1"]),
+        (3, ["mesh.pp=3", "batch.global_batch_size=7", "pipeline.schedule=interleaved_1f1b"]),
+    ],
+)
+def test_windows_smaller_than_the_pipeline_and_eleven_layers(ranks: Any, world: int, more: list[str]) -> None:
+    settings = ["model.num_layers=11", "training.duration=4 updates", "optimizer=sgd", "optimizer.lr=0.5"]
+    held_out = ["data.validation={_target_: toys.Sequences, count: 5}", "training.validate_every=2"]
+    texts = [config("float32", 1, *settings, *held_out, *extra) for extra in (more[1:2], more)]
+    (alone,) = ranks.run(trained, texts[:1], world_size=1)
+    for (run,) in ranks.run(trained, texts[1:], world_size=world):
+        assert plain.largest_difference(run["state"], alone[0]["state"]) <= TOLERANCE["float32"]
+        assert run["validation"].loss == pytest.approx(alone[0]["validation"].loss, rel=1e-6)
+        assert run["validations"] == alone[0]["validations"] == [2, 4]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_that_of_one_process(ranks: Any, precision: str) -> None:
+    settings = [f"precision={precision}", "model.num_layers=4", "training.duration=3 updates", "optimizer=sgd"]
+    settings += ["optimizer.lr=0.5", "batch.layout=arrival"]
+    texts = [config("float32", 2, *settings, *extra) for extra in ([], ["mesh.pp=2"])]
+    (alone,) = ranks.run(trained, texts[:1], world_size=1)
+    for (run,) in ranks.run(trained, texts[1:], world_size=2):
+        # the same products in half precision; only shapes, and so the order of sums, differ
+        assert [line["loss"] for line in run["lines"]] == pytest.approx(
+            [line["loss"] for line in alone[0]["lines"]], rel=2**-8
+        )
+        assert [line["loss_scale"] for line in run["lines"]] == [line["loss_scale"] for line in alone[0]["lines"]]
+        assert plain.largest_difference(run["state"], alone[0]["state"]) <= 2**-8
+
+
+def test_dropout_and_recomputation_draw_the_same_in_every_run(ranks: Any) -> None:
+    settings = ["model.num_layers=4", "model.dropout=0.3", "mesh.pp=2", "training.duration=3 updates"]
+    texts = [config("float32", 2, *settings, f"activation_checkpoint={kind}") for kind in ("none", "none", "full")]
+    first, again, recomputed = ranks.run(trained, texts, world_size=2)[0]
+    assert all(torch.equal(value, again["state"][name]) for name, value in first["state"].items())
+    assert plain.largest_difference(recomputed["state"], first["state"]) <= TOLERANCE["float32"]

@@ -17,10 +17,10 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from launcher.config.choices import PipelineSchedule
 from launcher.models.gpt import GPT
-from launcher.observe.timetable import WIDTH, draw_picture, draw_text
 from launcher.plan.pipeline import Flow, filled_micro_batches, rank_of_stage
 from launcher.plan.split import split_layers, stage_costs
 from launcher.plan.timetable import Action, Orders, orders, place, span
+from launcher.timetable import WIDTH, draw_picture, draw_text
 from launcher.train.drawn_schedule import torch_orders
 from launcher.train.parallel.costs import part_costs
 from launcher.train.parallel.families import missing_parts

@@ -5,7 +5,6 @@ The plain model is `head(layers(embed(inputs)))`. Which of its parts `embed` and
 they reach for, once, on tensors without memory.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -250,7 +249,14 @@ def _watching(kind: type[nn.Module], prefix: str, seen: set[str]) -> type[nn.Mod
         seen.add(f"{prefix}.{name}".lstrip("."))
         return kind.__getattr__(self, name)
 
-    return type(kind.__name__, (kind,), {"__getattr__": look})
+    def look_up(self: nn.ModuleDict, key: str) -> nn.Module:
+        seen.add(f"{prefix}.{key}".lstrip("."))
+        return nn.ModuleDict.__getitem__(self, key)
+
+    members: dict[str, Any] = {"__getattr__": look}
+    if issubclass(kind, nn.ModuleDict):
+        members["__getitem__"] = look_up
+    return type(kind.__name__, (kind,), members)
 
 
 def cut(plain: nn.Module, anatomy: Anatomy, span: Span) -> nn.Module:
@@ -289,7 +295,8 @@ def merged(stages: Sequence[nn.Module], anatomy: Anatomy) -> nn.Module:
 
 def _shallow(module: nn.Module) -> nn.Module:
     """The same module with member lists of its own; the members are shared."""
-    made = copy.copy(module)
+    made: nn.Module = object.__new__(type(module))  # a sharded module's class makes another one of `copy.copy`
+    made.__dict__ = dict(module.__dict__)
     for members in ("_modules", "_parameters", "_buffers"):
         made.__dict__[members] = dict(module.__dict__[members])
     return made

@@ -164,10 +164,6 @@ class PipelineRunner:
         """Whether torch's schedule takes the gradients of inputs and weights apart."""
         return self._schedule_name in SPLIT_BACKWARD
 
-    @property
-    def ends_window(self) -> bool:
-        return self._round.is_last
-
 
 class _Forward:
     """The forward of a stage as a module's: which micro-batch it is follows from the order, which no schedule changes
@@ -210,8 +206,7 @@ class _Stage(pipelining.PipelineStage):
             return stage_backward(*given), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        if self._runner.divides_backward and self._runner.ends_window:
-            super().perform_reduce_grad(grad_scale_factor)
+        """Nothing more: the sharding has been told of the last backward, or is at the end of the window."""
 
 
 def _meta(tensor: Tensor, *, trains: bool) -> Tensor:
