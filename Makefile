@@ -37,7 +37,8 @@ train: setup
 	$(BIN)/launcher train $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -m slow
 
 quick: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow"

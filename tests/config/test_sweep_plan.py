@@ -13,6 +13,8 @@ from launcher.plan.facts import Facts
 from launcher.sweep import members
 from launcher.sweep.show import headline
 
+pytestmark = pytest.mark.slow
+
 CPU = ("cluster.device=cpu", "cluster.ranks_per_node=2", "optimizer=sgd")
 
 

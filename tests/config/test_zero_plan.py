@@ -17,6 +17,8 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, make_plan
 from launcher.plan.zero import EXPERT_KEYS, EXPERT_ZERO_KEYS, deepspeed_keys
 
+pytestmark = pytest.mark.slow
+
 BATCH = ("batch.global_batch_size=32", "batch.micro_batch_size=2", "batch.gradient_accumulation_steps=4")
 """On four ranks."""
 
