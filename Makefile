@@ -41,7 +41,7 @@ test: setup
 	$(BIN)/python -m pytest -m slow
 
 quick: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not thorough"
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

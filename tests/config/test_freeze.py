@@ -15,6 +15,8 @@ from launcher.config.validate import parse
 from launcher.errors import Exit
 from launcher.submit.local import Local
 
+pytestmark = pytest.mark.thorough
+
 SECRET = "hush-4711"
 
 

@@ -14,6 +14,8 @@ from launcher.plan.facts import Facts, ask_all
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, make_plan
 
+pytestmark = pytest.mark.thorough
+
 LAYERS = 8
 FACTS = Facts(samples=320, num_layers=LAYERS, part_costs=[0, *[10] * LAYERS, 5], trainable_parameters=2**20)
 BATCH = ("batch.global_batch_size=32", "batch.micro_batch_size=2")

@@ -13,7 +13,7 @@ from launcher.plan.facts import Facts
 from launcher.sweep import members
 from launcher.sweep.show import headline
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 CPU = ("cluster.device=cpu", "cluster.ranks_per_node=2", "optimizer=sgd")
 

@@ -17,7 +17,7 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, make_plan
 from launcher.plan.zero import EXPERT_KEYS, EXPERT_ZERO_KEYS, deepspeed_keys
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 BATCH = ("batch.global_batch_size=32", "batch.micro_batch_size=2", "batch.gradient_accumulation_steps=4")
 """On four ranks."""
