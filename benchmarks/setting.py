@@ -22,9 +22,9 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir
 from launcher.train.fit import Fit
-from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.mesh import take_place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts
-from launcher.train.run import assemble
+from launcher.train.run import START_TIMEOUT, assemble
 
 SIZES = {
     "0.4M": {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 344},
@@ -95,10 +95,12 @@ def parts_of(config: Config) -> Parts:
 def assembled(rank: int, world_size: int, text: str, parts: Parts, folder: Path | None) -> Fit:
     """What a rank trains with. `folder`: where rank 0 writes metrics.jsonl and status.json; None: nowhere."""
     config = parse(text)
-    facts = gather_facts(config, parts, world_size)
+    pp = config.mesh.pp
+    facts = gather_facts(config, parts, world_size // pp)
     plan = make_plan(config, facts, world=World(1, world_size, Device.cpu))
+    place = take_place(rank, world_size // pp, pp, torch.device("cpu"), group=None, timeout=START_TIMEOUT)
     run = None
     if folder is not None and rank == 0:
         run = RunDir(folder)
         run.create(text, "{}")
-    return assemble(config, plan, facts, parts, Place(rank, world_size, torch.device("cpu")), run)
+    return assemble(config, plan, facts, parts, place, run)

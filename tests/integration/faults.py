@@ -93,3 +93,51 @@ class Held(Scalar):
             work = dist.all_reduce(torch.zeros(1), group=dist.new_group(), async_op=True)
             work.get_future().then(lambda _: threading.Event().wait())
         return super().forward(targets)
+
+
+class Staged(Layered):
+    """The same, for a pipeline. `how` the layer `at` fails in its third forward: raise, backward, kill or exit7."""
+
+    def __init__(self, how: str = "", at: int = 1, width: int = 4) -> None:
+        super().__init__(width)
+        self.layers = nn.ModuleList(Failing(width, how if index == at else "") for index in range(4))
+
+    def embed(self, rows: Tensor) -> Tensor:
+        return rows[:, None] * torch.linspace(-1, 1, self.width)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.embed(rows)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+class Failing(nn.Linear):
+    """A layer that fails in its third forward, or in the backward of that."""
+
+    def __init__(self, width: int, how: str) -> None:
+        super().__init__(width, width)
+        self.how, self.forwards = how, 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if hidden.is_meta:  # only asked what it would give
+            return super().forward(hidden)
+        self.forwards += 1
+        output = torch.tanh(super().forward(hidden))
+        if self.forwards == 3:
+            if self.how == "raise":
+                raise ValueError("this layer is broken")
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how.startswith("exit"):
+                sys.exit(int(self.how.removeprefix("exit")))
+            if self.how == "backward":
+                output.register_hook(_break)
+        return output
+
+
+def _break(_gradient: Tensor) -> None:
+    raise ValueError("this layer is broken")

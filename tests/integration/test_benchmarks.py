@@ -39,6 +39,14 @@ def test_overhead_compares_the_loop_with_a_bare_one() -> None:
     assert apart(said) < 1e-4  # the same updates: only what both do is compared
 
 
+def test_pipeline_compares_two_stages_with_two_copies() -> None:
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--micro-batches", "2", "--updates", "3"]
+    done = subprocess.run([*command, "--warmup", "1"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    said = re.sub(" +", " ", done.stdout)
+    assert re.search(rf"\n 2 two copies {QUARTILES} \n 2 1f1b {QUARTILES} {QUARTILES} 0.67\n", said), said
+
+
 def test_padding_compares_the_two_layouts() -> None:
     said = run("padding.py", "data.train.max_bytes=64", "model.num_layers=1", "--micro-batch-sizes", "2")
     assert "micro_batch_size=2, 2 windows\n" in said

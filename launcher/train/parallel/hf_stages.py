@@ -20,8 +20,6 @@ KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 class Transformers:
     """Models of transformers, known by their type."""
 
-    needs_devices = True  # masks are looked at unless tensors say that they are followed
-
     def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
         layers = next(name for name, one in model.named_modules() if one is model.layers)
         watch = Watch(model, layers)

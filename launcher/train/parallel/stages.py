@@ -82,9 +82,6 @@ class Anatomy:
 class Family(Protocol):
     """How models of one kind are taken apart."""
 
-    needs_devices: bool
-    """Whether a forward on the meta device fails."""
-
     def anatomy(self, model: nn.Module, inputs: Mapping[str, Any]) -> Anatomy:
         """What lies where in a model, found by a forward."""
         ...
@@ -101,8 +98,6 @@ class Family(Protocol):
 
 class InOrder:
     """A model that is `head(layers(embed(inputs)))`."""
-
-    needs_devices = False
 
     def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
         layers = next(name for name, one in model.named_modules() if one is model.layers)
@@ -125,8 +120,8 @@ class InOrder:
 class Sketch:
     """The model on tensors that have shapes and types and no memory, to ask what it uses and what it gives.
 
-    In half precision these are fake tensors, for autocast is a matter of the device; otherwise the meta device, which
-    is ten times as fast, where the family can.
+    They are on the meta device, or where a forward can't run there, fake tensors, which take ten times as long. In half
+    precision they are fake from the start, for autocast is a matter of the device.
     """
 
     def __init__(
@@ -142,14 +137,10 @@ class Sketch:
         """
         self.model = make()
         self._mode: Any = nullcontext()
-        self._device = torch.device("meta")
+        self._device, self._real_device = torch.device("meta"), device
         self._precision, self._family = precision, family
-        if precision.name is not PrecisionName.fp32 or family.needs_devices:
-            from torch._subclasses.fake_tensor import FakeTensorMode  # a second, which others don't pay
-
-            self._mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
-            with self._mode:
-                self.model.to_empty(device=device)
+        if precision.name is not PrecisionName.fp32:
+            self._fake()
         self._stages: list[nn.Module] = []
         self._given: dict[Any, list[Hidden]] = {}
         self._needs_grad: list[Any] | None = None
@@ -157,9 +148,30 @@ class Sketch:
 
     def anatomy(self, inputs: Mapping[str, Any]) -> Anatomy:
         """What lies where, found by a forward of one micro-batch."""
-        with self._mode, torch.no_grad(), self._precision.autocast():
-            self._anatomy = self._family.anatomy(self.model, self._without_memory(inputs))
+        try:
+            self._anatomy = self._look(inputs)
+        except Exception:  # a forward that reads a number, or has a tensor of its own on the CPU
+            if self._device.type != "meta":
+                raise
+            self._fake()
+            self._anatomy = self._look(inputs)
         return self._anatomy
+
+    def _look(self, inputs: Mapping[str, Any]) -> Anatomy:
+        with self._running(), torch.no_grad():
+            return self._family.anatomy(self.model, self._without_memory(inputs))
+
+    def _fake(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # a second, which others don't pay
+
+        self._mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), self._real_device
+        with self._mode:
+            self.model.to_empty(device=self._device)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with self._mode, self._device, self._precision.autocast():
+            yield
 
     def hidden(self, inputs: Mapping[str, Any], spans: Sequence[Span]) -> list[Hidden]:
         """What each stage but the last gives to the next for these inputs, without memory.
@@ -171,9 +183,9 @@ class Sketch:
             return self._given[key]
         if not self._stages:
             self._stages = [self._family.cut(self.model, self._anatomy, span) for span in spans]
-        without_memory = self._without_memory(inputs)
         given: list[Hidden] = []
-        with self._mode, torch.enable_grad(), self._precision.autocast():
+        with self._running(), torch.enable_grad():
+            without_memory = self._without_memory(inputs)
             hidden = self._family.run(self._stages[0], spans[0], without_memory, None)
             if self._needs_grad is not None:
                 self._given[key] = [_requiring(hidden, needs) for needs in self._needs_grad]
