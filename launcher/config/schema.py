@@ -43,7 +43,7 @@ class DataConfig:
     train: Any = MISSING
     """The training set: `_target_` of a map-style data set (`__len__`, `__getitem__`) and its arguments."""
     validation: Any = None
-    """The validation set, likewise; null: none."""
+    """The validation set, likewise; null: none. Where a choice has none: `+data.validation._target_=…`."""
     shuffle: bool = True
     """A new order of the samples every epoch, from (run.seed, epoch) alone."""
     drop_last: bool = False

@@ -67,7 +67,7 @@ def _pipeline(plan: Plan) -> list[tuple[str, str]]:
     stages = "1 stage" if per_rank == 1 else f"{per_rank} stages"
     rows = [
         ("pipeline", f"{made['schedule']}, {stages} on each of {pp} ranks, which wait {made['bubble']:.1%} of a step"),
-        ("  rounds", _rounds(made["rounds"], made["filled_rounds"])),
+        ("  rounds", _rounds(made["rounds"], made["filled_rounds"]) + _by_length(plan)),
     ]
     costs = made["costs"]
     for stage, (first, last) in enumerate(plan.stages or []):
@@ -85,6 +85,10 @@ def _rounds(rounds: list[int], filled: list[int]) -> str:
         times, copies = rounds.count(real), f" and {runs - real} copies" if runs > real else ""
         said.append(f"{times} of {real} micro-batch{'es' * (real > 1)}{copies}")
     return ", ".join(said)
+
+
+def _by_length(plan: Plan) -> str:
+    return ", or more where lengths differ" if plan.layout == "length" else ""
 
 
 def _reductions(plan: Plan) -> str:
