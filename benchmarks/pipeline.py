@@ -3,8 +3,8 @@ that ranks should wait by the formula.
 
 The same model on the same two ranks, window by window in turn, so that what else the machine does meets both. All
 samples have one length, so that nothing is padded; both layouts of ranks run as many micro-batches of as many rows.
-With two copies no rank waits, so their time over that of the pipeline is the share in which the stages work. The formula
-says m / (m + 1) for m micro-batches; stages that don't cost the same take more.
+With two copies no rank waits, so their time over that of the pipeline is the share in which the stages work. The
+formula says m / (m + 1) for m micro-batches; stages that don't cost the same take more.
 
     python benchmarks/pipeline.py
     python benchmarks/pipeline.py --schedules 1f1b zbv --micro-batches 2 8 32

@@ -31,8 +31,8 @@ A **duration** is `90 epochs`, `2000 updates`, `1e9 tokens`, `1e6 samples` or `1
 integer is updates.
 
 `${oc.env:NAME}` stands for an environment variable. It stays a reference in every file of a run and is resolved on each
-rank, so that a secret is never written; a number takes
-`${oc.decode:${oc.env:NAME}}` (on the command line in quotes of its own: `'run.seed="${oc.decode:${oc.env:NAME}}"'`). Everything else is settled once,
+rank, so that a secret is never written; a number takes `${oc.decode:${oc.env:NAME}}`, on
+the command line in quotes of its own (`'run.seed="${oc.decode:${oc.env:NAME}}"'`). Everything else is settled once,
 where the command is given. Relative paths (keys that end in path, root, file, folder, dir or directory) are those of
 the folder where the command is given.
 """

@@ -1,5 +1,6 @@
 """Commands given in an empty folder, in this process."""
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ def command(
     """Runs a command in an empty folder. Neither the model nor the data is asked, as where torch is absent."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # Hydra's own flags set up logging to this test's output, which is closed for the next one
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
 
     def run(*argv: str) -> Said:
         try:
