@@ -22,7 +22,7 @@ from launcher.submit.local import Local
 
 POLL = 0.3
 """Seconds between two looks at the rows that are done."""
-_HEAD = f"{'strategy':<26} {'recompute':<10} {'layout':<9} {'moves':>8} {'loss':>8} {'norm':>8}"
+_HEAD = f"{'strategy':<32} {'recompute':<9} {'layout':<8} {'moves':>6} {'loss':>6} {'norm':>6}"
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -96,14 +96,15 @@ def _rows(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    settings = " ".join(f"{name}={value}" for name, value in row["overrides"].items())
-    numbers = " ".join(f"{_number(row[name]):>8}" for name in ("parameters", "loss", "grad_norm"))
+    overrides = row["overrides"].items()
+    settings = " ".join(str(value) if name == "schedule" else f"{name}={value}" for name, value in overrides)
+    numbers = " ".join(f"{_number(row[name]):>6}" for name in ("parameters", "loss", "grad_norm"))
     verdict = {True: "[green]pass[/green]", False: "[bold red]FAIL[/bold red]", None: "left out"}[row["passed"]]
     if row["passed"] is False and row["tolerance"] is not None:
         verdict += f" (tolerance {row['tolerance']:.0e})"
     reason = f"  {escape(row['reason'])}" if row["reason"] else ""
     name = f"{row['strategy']} {settings}"
-    return f"{name:<26} {row['recompute']:<10} {row['layout']:<9} {numbers}  {verdict}{reason}"
+    return f"{name:<32} {row['recompute']:<9} {row['layout']:<8} {numbers}  {verdict}{reason}"
 
 
 def _number(value: float | None) -> str:
