@@ -113,9 +113,9 @@ def build_model(config: Config, *, device: str = "cpu", load: bool = True) -> nn
 
 
 def make_model(config: Config) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    """The model as the strategy takes it, and what fills a part of it: deferred where it is sharded part by part, whole
-    elsewhere. Raises as `build_model`."""
-    if config.strategy.name is StrategyName.fsdp:
+    """The model as the strategy takes it, and what fills a part of it: deferred where it is sharded part by part or cut
+    into stages, whole elsewhere. Raises as `build_model`."""
+    if config.strategy.name is StrategyName.fsdp or config.mesh.pp > 1:
         return defer_model(config)
     return build_model(config), lambda _module: None
 

@@ -9,9 +9,10 @@ import torch
 from configs import config_text, own
 from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
 from torch import Tensor, nn
-from toys import Sequences, trained
+from toys import Sequences, assembled, trained
 
 from launcher.tasks import CausalLM
+from launcher.train.deferred import LARGE
 
 pytestmark = pytest.mark.slow
 
@@ -176,3 +177,19 @@ def test_dropout_and_recomputation_draw_the_same_in_every_run(ranks: Any) -> Non
     first, again, recomputed = ranks.run(trained, texts, world_size=2)[0]
     assert all(torch.equal(value, again["state"][name]) for name, value in first["state"].items())
     assert plain.largest_difference(recomputed["state"], first["state"]) <= TOLERANCE["float32"]
+
+
+def memory_of_stages(rank: int, world_size: int, text: str) -> tuple[int, int]:
+    """Elements of large parameters that this rank has in memory: of its own stages, and of the whole model."""
+    fit = assembled(rank, world_size, text)
+    own = {id(one): one.numel() for one in fit.sharding.model.parameters() if one.numel() >= LARGE}
+    plain = fit.sharding.part.plain.parameters()  # type: ignore[union-attr]
+    held = {id(one): one.numel() for one in plain if one.numel() >= LARGE and not one.is_meta}
+    return sum(own.values()), sum(held.values())
+
+
+def test_a_rank_holds_its_own_stages_alone(ranks: Any) -> None:
+    sizes = [f"model.{name}={value}" for name, value in (("hidden_size", 64), ("intermediate_size", 96))]
+    text = config("float32", 2, *sizes, "model.num_layers=4", "mesh.pp=2", "model.tie_head=false")
+    found = ranks.run(memory_of_stages, text, world_size=2)
+    assert all(own == held > 0 for own, held in found)
