@@ -17,6 +17,7 @@ from launcher.config.validate import parse
 from launcher.optim.local import local
 from launcher.plan.mesh import World
 from launcher.train.parallel.mesh import Place
+from launcher.train.parallel.part import Part
 from launcher.train.sharding.ddp import DataParallel
 from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.verify import Cell, Report, verify
@@ -65,11 +66,16 @@ def _local_norm(sharding: Any) -> None:
     sharding.sum_of_squares = lambda gradients: float(base.sum_of_squares([local(one) for one in gradients]))
 
 
+def _own_stages_norm(part: Any) -> None:
+    part.sum = lambda value: value
+
+
 BROKEN: dict[str, tuple[type, Callable[[Any], None], str]] = {
     "ddp averages over ranks": (DataParallel, _no_degree, "ddp"),
     "fsdp counts twice": (FullyShard, _twice, "fsdp"),
     "fsdp clips by its own part's norm": (FullyShard, _local_norm, "fsdp"),
     "a window's weight is wrong": (Windows, _own_weight, ""),
+    "a stage clips by its own norm": (Part, _own_stages_norm, "pp"),
 }
 
 
@@ -81,7 +87,10 @@ def verified(rank: int, world_size: int, text: str, broken: str | None, only: st
     def some(degree: int, *, knows_lengths: bool) -> Any:
         return (one for one in cells(degree, knows_lengths=knows_lengths) if one.strategy.startswith(only))
 
+    pipelines = verification.pipelines
     verification.spread = some
+    if only not in ("", "pp"):
+        verification.pipelines = lambda _config, _degree: iter(())
     kind, damage, _ = BROKEN[broken] if broken else (None, None, "")
     make = kind.__init__ if kind else None
 
@@ -96,7 +105,7 @@ def verified(rank: int, world_size: int, text: str, broken: str | None, only: st
             kind.__init__ = damaged  # type: ignore[misc]
         verify(parse(text), place, World(1, world_size, Device.cpu), report)
     finally:
-        verification.spread = cells
+        verification.spread, verification.pipelines = cells, pipelines
         if kind:
             kind.__init__ = make  # type: ignore[misc]
     return report.cells
