@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,12 +27,11 @@ Command = Callable[..., Said]
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_facts: None
-) -> Command:
+) -> Iterator[Command]:
     """Runs a command in an empty folder. Neither the model nor the data is asked, as where torch is absent."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # Hydra's own flags set up logging to this test's output, which is closed for the next one
-    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
+    before = list(logging.getLogger().handlers)
 
     def run(*argv: str) -> Said:
         try:
@@ -42,7 +41,11 @@ def command(
         said = capsys.readouterr()
         return Said(code, said.out, said.err)
 
-    return run
+    yield run
+    # Hydra sets up logging to this test's output and folder, which the next one doesn't have
+    for handler in set(logging.getLogger().handlers) - set(before):
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture
