@@ -105,6 +105,11 @@ class Reader:
 class Pipeline(Protocol):
     """What runs the forwards of an evaluation through the stages of a pipeline."""
 
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The stages of this rank."""
+        ...
+
     def evaluate(self, micro_batches: Sequence[MicroBatch], first_step: int, collect: Collect) -> None:
         """One round of forwards; `collect` is called with each micro-batch and output where the last stage is."""
         ...
@@ -129,8 +134,10 @@ def validate(
         for name, values in _metrics(task, output, micro.batch).items():
             sums[f"metric {name}"] += float((values[real].double().cpu() * weights).sum())
 
-    was_training = model.training
-    model.eval()
+    modules = [model] if pipeline is None else [model, *pipeline.modules]
+    was_training = [one.training for one in modules]
+    for one in modules:
+        one.eval()
     try:
         with torch.no_grad(), untouched_buffers(model):
             if pipeline is not None:
@@ -143,7 +150,8 @@ def validate(
                     if micro.num_real:
                         collect(micro, output)
     finally:
-        model.train(was_training)
+        for one, trained in zip(modules, was_training, strict=True):
+            one.train(trained)
     total = _sum_dicts(sums, place)
     weight = total.pop("weight", 0.0)
     if weight == 0:

@@ -196,6 +196,8 @@ def _trained(config: Config, task: Any, data: Few, place: Place, world: World) -
         place = take_place(place.rank, world.size // pp, pp, place.device, group=place.group, timeout=START_TIMEOUT)
     fit = assemble(config, plan, facts, parts, place, None)
     model.eval()
+    for stage in () if fit.sharding.part is None else fit.sharding.part.modules:
+        stage.eval()
     fit.sharding.model.eval()  # no dropout, no batch statistics: nothing that depends on the layout
     recorder = _Recorder(fit.sharding.full_state, place)
     fit.reporter = recorder

@@ -5,6 +5,7 @@ and norms what comes out. A stage that isn't the first gives it hidden states as
 them; one that isn't the last leaves out the norm.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,11 @@ class Transformers:
         for name in anatomy.after if not span.is_last else ():
             if name.startswith(f"{stage.base_model_prefix}."):
                 _put(stage, name, nn.Identity())
+        kinds = getattr(stage.config, "layer_types", None)
+        if kinds is not None:  # looked up by the number of a layer in its stage
+            config = copy.deepcopy(stage.config)
+            config.layer_types = kinds[span.first_layer : span.last_layer + 1]
+            stage.config = stage.base_model.config = config
         return stage  # type: ignore[no-any-return]
 
     def _replace(self, stage: nn.Module, plain: nn.Module, name: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from launcher.optim.local import local
 from launcher.train.parallel.mesh import Place
-from launcher.train.parallel.stages import Anatomy, Family, Span, merged, take_members
+from launcher.train.parallel.stages import Anatomy, Family, Span, merged, share_buffers, take_members
 
 
 class Part:
@@ -33,22 +33,25 @@ class Part:
         """
         assert place.pipe is not None
         self.plain, self._anatomy, self._pipe, self._place = plain, anatomy, place.pipe, place
-        self._ranks = list(ranks)
-        self.spans = [one for one, rank in zip(spans, self._ranks, strict=True) if rank == place.pipe.rank]
+        self.ranks = list(ranks)
+        """For each stage the pipeline rank that it lies on."""
+        self.spans = [one for one, rank in zip(spans, self.ranks, strict=True) if rank == place.pipe.rank]
         self.modules: Sequence[nn.Module] = [family.cut(plain, anatomy, one) for one in self.spans]
+        share_buffers(self.modules, anatomy)
         self._holders = {name: self._ranks_with(name, spans) for name in plain.state_dict()}
         self._shared = self._groups_of_shared(spans)
 
     @cached_property
     def whole(self) -> nn.Module:
         """One module that holds what the stages of this rank hold, under the plain model's names."""
-        return merged(self.modules, self._anatomy)
+        return merged(self.modules, self._anatomy, self.plain)
 
     def fill(self, module: nn.Module, fill: Callable[[nn.Module], None]) -> None:
         """Gives the tensors of a stage or of a part of one their numbers, by `fill` of the plain model."""
         fill(module)
         for stage in self.modules:
-            take_members(stage, self.plain, self._anatomy)
+            if any(module is one for one in stage.modules()):  # another one may be sharded by now
+                take_members(stage, self.plain, self._anatomy)
 
     def add_up_shared(self) -> None:
         """Gives parameters that lie on several ranks, as a tied embedding and head do, the sum of their gradients."""
@@ -88,7 +91,7 @@ class Part:
         names = self._names[self._tensors[name]]
         ranks = [
             rank
-            for span, rank in zip(spans, self._ranks, strict=True)
+            for span, rank in zip(spans, self.ranks, strict=True)
             if any(self._anatomy.holds(one, span) for one in names)
         ]
         return list(dict.fromkeys(ranks))

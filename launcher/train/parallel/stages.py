@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from launcher.config.choices import PrecisionName
+from launcher.errors import ConfigError, LauncherError
 from launcher.train.parallel.precision import Precision
 
 Hidden = Any
@@ -101,12 +102,18 @@ class InOrder:
 
     def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
         layers = next(name for name, one in model.named_modules() if one is model.layers)
-        watch = Watch(model, layers)
+        watch, attributes = Watch(model, layers), dict(vars(model))
         with watch.on() as before:
             hidden = model.embed(**inputs)
         hidden = through(model.layers, hidden)
         with watch.on() as after:
             model.head(hidden)
+        if layers in before | after:
+            raise ConfigError("mesh.pp", "a pipeline", "embed or head looks at the layers, of which a stage has a few")
+        kept = [name for name, value in vars(model).items() if attributes.get(name) is not value]
+        if kept:
+            problem = f"embed or head sets {', '.join(kept)} on the model, which the other doesn't see on another rank"
+            raise ConfigError("mesh.pp", "a pipeline", problem, hint="give it on in the hidden tensors, or as a buffer")
         return watch.anatomy(before, after)
 
     def cut(self, plain: nn.Module, anatomy: Anatomy, span: Span) -> nn.Module:
@@ -143,23 +150,35 @@ class Sketch:
             self._fake()
         self._stages: list[nn.Module] = []
         self._given: dict[Any, list[Hidden]] = {}
-        self._needs_grad: list[Any] | None = None
-        """Which of the tensors that each stage gives need a gradient, where layers keep shapes and types."""
 
     def anatomy(self, inputs: Mapping[str, Any]) -> Anatomy:
         """What lies where, found by a forward of one micro-batch."""
         try:
             self._anatomy = self._look(inputs)
-        except Exception:  # a forward that reads a number, or has a tensor of its own on the CPU
-            if self._device.type != "meta":
-                raise
+        except ConfigError:
+            raise
+        except Exception:  # a forward that has a tensor of its own on the CPU, or asks whether it is followed
             self._fake()
-            self._anatomy = self._look(inputs)
+            try:
+                self._anatomy = self._look(inputs)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise LauncherError(
+                    "mesh.pp: a model is cut by following its forward on tensors without numbers, and this one's can't "
+                    f"be followed: {type(error).__name__}: {error}"
+                ) from error
         return self._anatomy
 
     def _look(self, inputs: Mapping[str, Any]) -> Anatomy:
-        with self._running(), torch.no_grad():
-            return self._family.anatomy(self.model, self._without_memory(inputs))
+        """As found in evaluation and in training, which may use different members."""
+        found = []
+        for trains in (False, True):
+            self.model.train(trains)
+            with self._running(), torch.no_grad():
+                found.append(self._family.anatomy(self.model, self._without_memory(inputs)))
+        before, after = ({name for one in found for name in getattr(one, what)} for what in ("before", "after"))
+        return Anatomy(found[0].layers, frozenset(before), frozenset(after))
 
     def _fake(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # a second, which others don't pay
@@ -174,10 +193,7 @@ class Sketch:
             yield
 
     def hidden(self, inputs: Mapping[str, Any], spans: Sequence[Span]) -> list[Hidden]:
-        """What each stage but the last gives to the next for these inputs, without memory.
-
-        All stages run for the first inputs; where they give the same shapes and types, the first alone for others.
-        """
+        """What each stage but the last gives to the next for these inputs, without memory; kept by their shapes."""
         key = _shapes(inputs)
         if key in self._given:
             return self._given[key]
@@ -186,15 +202,9 @@ class Sketch:
         given: list[Hidden] = []
         with self._running(), torch.enable_grad():
             without_memory = self._without_memory(inputs)
-            hidden = self._family.run(self._stages[0], spans[0], without_memory, None)
-            if self._needs_grad is not None:
-                self._given[key] = [_requiring(hidden, needs) for needs in self._needs_grad]
-                return self._given[key]
-            given.append(hidden)
-            for span in spans[1:-1]:
-                given.append(self._family.run(self._stages[span.index], span, without_memory, given[-1]))
-        if all(_metas(one) == _metas(given[0]) for one in given):
-            self._needs_grad = [tree_map_only(Tensor, lambda one: one.requires_grad, one) for one in given]
+            for span in spans[:-1]:
+                before = given[-1] if given else None
+                given.append(self._family.run(self._stages[span.index], span, without_memory, before))
         self._given[key] = given
         return given
 
@@ -203,14 +213,6 @@ class Sketch:
             Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device=self._device), dict(inputs)
         )
         return made
-
-
-def _metas(hidden: Hidden) -> Any:
-    return tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype), hidden)
-
-
-def _requiring(hidden: Hidden, needs: Any) -> Hidden:
-    return tree_map(lambda one, wanted: one.detach().requires_grad_(wanted), hidden, needs)
 
 
 def _shapes(inputs: Mapping[str, Any]) -> Any:
@@ -300,9 +302,19 @@ def take_members(stage: nn.Module, plain: nn.Module, anatomy: Anatomy) -> None:
         own._buffers.update({key: original._buffers[key] for key in own._buffers})
 
 
-def merged(stages: Sequence[nn.Module], anatomy: Anatomy) -> nn.Module:
-    """One module that holds what several stages hold, as it stands."""
-    return stages[0] if len(stages) == 1 else _merged(stages, anatomy.layers)
+def share_buffers(stages: Sequence[nn.Module], anatomy: Anatomy) -> None:
+    """Lets several stages on one rank have the buffers of what holds the layers together, so that one that a forward
+    exchanges is the same everywhere."""
+    for name in anatomy.holders if len(stages) > 1 else ():
+        holders = [stage.get_submodule(name) for stage in stages]
+        shared = {key: value for one in holders for key, value in one._buffers.items()}
+        for one in holders:
+            one._buffers = shared
+
+
+def merged(stages: Sequence[nn.Module], anatomy: Anatomy, plain: nn.Module) -> nn.Module:
+    """One module that holds what several stages of the plain model hold, as it stands."""
+    return stages[0] if len(stages) == 1 else _merged(stages, anatomy.layers, plain)
 
 
 def _shallow(module: nn.Module) -> nn.Module:
@@ -314,14 +326,17 @@ def _shallow(module: nn.Module) -> nn.Module:
     return made
 
 
-def _merged(modules: Sequence[nn.Module], layers: str, prefix: str = "") -> nn.Module:
+def _merged(modules: Sequence[nn.Module], layers: str, plain: nn.Module, prefix: str = "") -> nn.Module:
     made = _shallow(modules[0])
     for key in {key: None for one in modules for key in one._modules}:
-        found = [one._modules[key] for one in modules if key in one._modules]
+        found: list[Any] = [one._modules[key] for one in modules if key in one._modules]
+        original: Any = plain._modules[key]
         full = f"{prefix}.{key}".lstrip(".")
-        is_holder = layers == full or layers.startswith(f"{full}.")
-        made._modules[key] = _merged(found, layers, full) if is_holder else found[0]  # type: ignore[arg-type]
+        if layers == full or layers.startswith(f"{full}."):
+            made._modules[key] = _merged(found, layers, original, full)
+        else:  # a stage may have something neutral in the place of another one's
+            made._modules[key] = original if any(one is original for one in found) else found[0]
     for one in modules[1:]:
         made._parameters.update(one._parameters)
-        made._buffers.update(one._buffers)
+    made._buffers = modules[0]._buffers
     return made

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._backward import stage_backward
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from launcher.errors import LauncherError
-from launcher.plan.pipeline import SPLIT_BACKWARD
 from launcher.train.buffers import untouched_buffers
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.part import Part
 from launcher.train.parallel.precision import Precision
 from launcher.train.parallel.stages import Family, Sketch, Span
 from launcher.train.randomness import seed_micro_batch
+from launcher.train.runner.divided import can_divide
 from launcher.train.sharding.base import Sharding, scaled_loss
 from launcher.train.window import MicroBatch, Window
 
@@ -55,17 +56,23 @@ class PipelineRunner:
 
     def __init__(
         self, sharding: Sharding, part: Part, sketch: Sketch, family: Family, place: Place, *,
-        task: Any, precision: Precision, schedule: str, spans: Sequence[Span], seed: int,
+        task: Any, precision: Precision, schedule: str, spans: Sequence[Span], recomputes: bool, seed: int,
     ) -> None:  # fmt: skip
         assert place.pipe is not None
         self.sharding, self._part, self._sketch, self._place, self._pipe = sharding, part, sketch, place, place.pipe
         self._task, self._precision, self._seed, self._family = task, precision, seed, family
-        self._schedule_name, self._spans = schedule, spans
+        self._schedule_name, self._spans, self._recomputes = schedule, spans, recomputes
+        self._is_tuple: list[bool] = []
         self._made: dict[bool, tuple[Any, Any]] = {}
         self._round = _Round([], 0, 0)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
         for module, span in zip(part.modules, part.spans, strict=True):
             module.forward = _Forward(self, module, span)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The stages of this rank."""
+        return self._part.modules
 
     def run(self, window: Window) -> Tensor:
         """Leaves the window's gradient in the parameters of this rank's stages, as `SequentialRunner.run`.
@@ -85,7 +92,35 @@ class PipelineRunner:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch], first_step: int, collect: Collect) -> None:
         """One round of forwards; `collect` is called with each output on the rank of the last stage."""
-        self._run(_Round(micro_batches, 0, first_step, collect=collect))
+        one = _Round(micro_batches, 0, first_step, collect=collect)
+        if self._schedule_name == "zbv":  # torch's V has no forwards without backwards
+            self._forwards(one)
+        else:
+            self._run(one)
+
+    def _forwards(self, one: _Round) -> None:
+        """Micro-batches one after another through all stages."""
+        self._round = one
+        self._check_shapes(one.micro_batches)
+        given = self._sketch.hidden(self._task.inputs(one.micro_batches[0].batch), self._spans)
+        self._is_tuple = [isinstance(one, tuple | list) for one in given]
+        for step in range(len(one.micro_batches)):
+            before: Any = None
+            for module, span in zip(self._part.modules, self._part.spans, strict=True):
+                if not span.is_first and self._part.ranks[span.index - 1] != self._pipe.rank:
+                    before = self._receive(given[span.index - 1], self._part.ranks[span.index - 1])
+                hidden = before if isinstance(before, tuple | list) else (before,)
+                module.forward.step = step  # type: ignore[attr-defined]
+                before = module(*hidden)
+                if not span.is_last and self._part.ranks[span.index + 1] != self._pipe.rank:
+                    for tensor in tree_leaves(before):
+                        dist.send(tensor, group=self._pipe.group, group_dst=self._part.ranks[span.index + 1])
+
+    def _receive(self, like: Any, rank: int) -> Any:
+        made = tree_map(lambda one: torch.empty(one.shape, dtype=one.dtype, device=self._place.device), like)
+        for tensor in tree_leaves(made):
+            dist.recv(tensor, group=self._pipe.group, group_src=rank)
+        return made
 
     def _run(self, one: _Round) -> None:
         self._round = one
@@ -96,8 +131,9 @@ class PipelineRunner:
         try:
             schedule.step(*given, target=tickets, return_outputs=False)
         except RuntimeError as error:
-            if error.__cause__ is not None and "failed to run forward" in str(error):
-                raise error.__cause__ from None  # the model's own error, under torch's words
+            own = error.__cause__
+            if own is not None and ("failed to run forward" in str(error) or "Failed to run stage back" in str(error)):
+                raise own from None  # the model's own error, under torch's words
             raise
 
     def _check_shapes(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -123,10 +159,11 @@ class PipelineRunner:
 
     def _make(self, inputs: Mapping[str, Any], count: int, *, trains: bool) -> Any:
         hidden = self._sketch.hidden(inputs, self._spans)
+        self._is_tuple = [isinstance(one, tuple | list) for one in hidden]
         stages = [_Stage(self, module, span, hidden, trains=trains)
                   for module, span in zip(self._part.modules, self._part.spans, strict=True)]  # fmt: skip
         kind = SCHEDULES[self._schedule_name]
-        if not trains and self._schedule_name != "zbv":
+        if not trains:
             kind = schedules.ScheduleGPipe if len(stages) == 1 else schedules.ScheduleLoopedBFS
         is_single = issubclass(kind, schedules.PipelineScheduleSingle)
         made = kind(
@@ -142,7 +179,7 @@ class PipelineRunner:
         seed_micro_batch(self._seed, one.update, self._place.rank, one.first_step + step, stage=span.index)
         quiet = one.collect is None and not micro.num_real
         with untouched_buffers(module) if quiet else nullcontext(), self._precision.autocast():
-            hidden = given[0] if len(given) == 1 else tuple(given)
+            hidden = tuple(given) if not span.is_first and self._is_tuple[span.index - 1] else given[0]
             output = self._family.run(module, span, self._task.inputs(micro.batch), hidden)
         if not span.is_last:
             return tree_map_only(Tensor, Tensor.contiguous, output)
@@ -159,10 +196,10 @@ class PipelineRunner:
         """What the backward of a stage runs inside."""
         return self.sharding.stage_backward(module, last=last and self._round.is_last)
 
-    @property
-    def divides_backward(self) -> bool:
-        """Whether torch's schedule takes the gradients of inputs and weights apart."""
-        return self._schedule_name in SPLIT_BACKWARD
+    def can_divide(self, outputs: Sequence[Tensor], inputs: Sequence[Any], module: nn.Module) -> bool:
+        """Whether the gradients of inputs and weights can be taken apart for a micro-batch; otherwise they come
+        together, which is as right and fills no bubble. What is recomputed can be run through once only."""
+        return not self._recomputes and can_divide(outputs, inputs, module.parameters())
 
 
 class _Forward:
@@ -199,11 +236,17 @@ class _Stage(pipelining.PipelineStage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        if self._runner.divides_backward:
+        if backward_type == "weight":
+            if bwd_kwargs["param_groups"] is None:  # done with the inputs
+                return (), None
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        outputs, gradients, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+        if backward_type == "input" and self._runner.can_divide(outputs, inputs, self.submod):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if gradients is None and isinstance(outputs, tuple):
+            (outputs,) = outputs  # the loss
         with self._runner.backward_of(self.submod, last=last_backward):
-            given = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
-            return stage_backward(*given), None
+            return stage_backward(outputs, gradients, inputs), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Nothing more: the sharding has been told of the last backward, or is at the end of the window."""

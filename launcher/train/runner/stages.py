@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from launcher.config.choices import Recompute
 from launcher.config.schema import Config
 from launcher.plan.pipeline import filled_micro_batches, rank_of_stage
 from launcher.plan.plan import Plan
@@ -34,13 +35,15 @@ class Stages:
     """Of the whole pipeline."""
     rounds: Rounds
     schedule: str
+    recomputes: bool
     place: Place
 
     def runner(self, sharding: Sharding, task: Any, precision: Precision, *, seed: int) -> PipelineRunner:
         """The runner over these stages once they are sharded."""
         return PipelineRunner(
             sharding, self.part, self.sketch, self.family, self.place,
-            task=task, precision=precision, schedule=self.schedule, spans=self.spans, seed=seed,
+            task=task, precision=precision, schedule=self.schedule, spans=self.spans,
+            recomputes=self.recomputes, seed=seed,
         )  # fmt: skip
 
 
@@ -56,6 +59,7 @@ def cut_into_stages(config: Config, plan: Plan, parts: Parts, place: Place) -> S
     seed_sample(config.run.seed, 0, 0)
     inputs = parts.task.inputs(collate(parts.task, [parts.train[0]]))
     anatomy = sketch.anatomy(inputs)
+    recomputes = config.activation_checkpoint.name is not Recompute.none or config.activation_checkpoint.offload
     ranks = [rank_of_stage(schedule, pp, one.index) for one in spans]
     part = Part(parts.model, anatomy, family, spans, ranks, place)
     rounds = Rounds(
@@ -63,7 +67,7 @@ def cut_into_stages(config: Config, plan: Plan, parts: Parts, place: Place) -> S
         partial(filled_micro_batches, schedule, pp, len(spans)),
         bubble=(pp - 1) * pp / len(spans),
     )
-    return Stages(part, sketch, family, spans, rounds, schedule, place)
+    return Stages(part, sketch, family, spans, rounds, schedule, recomputes, place)
 
 
 def _without_memory(config: Config) -> nn.Module:

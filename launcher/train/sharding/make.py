@@ -8,6 +8,7 @@ from torch import nn
 
 from launcher.config.choices import Offload, PrecisionName, ReduceEach, StrategyName
 from launcher.config.schema import Config
+from launcher.errors import ConfigError
 from launcher.plan.plan import Plan
 from launcher.plan.zero import deepspeed_keys
 from launcher.train.optim import build_optimizer
@@ -54,8 +55,12 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place, part: 
     model = parts.model if part is None else part.whole
     if part is not None and is_deferred:
         del part.whole  # it is another one once the stages have been sharded
-    blocks = find_blocks(model, strategy.wrap)
-    recompute_blocks(list(blocks.values()) or [model], config.activation_checkpoint)
+    inside = set(model.modules())
+    blocks = {name: one for name, one in find_blocks(parts.model, strategy.wrap).items() if one in inside}
+    if part is not None and not any(one.requires_grad for one in model.parameters()):
+        stages = " and ".join(str(span.index) for span in part.spans)
+        raise ConfigError("mesh.pp", config.mesh.pp, f"nothing in stage {stages} is trained", hint="pipeline.split")
+    recompute_blocks(list(blocks.values()) or ([model] if part is None else []), config.activation_checkpoint)
     material = Material(
         model, parts.task, make_optimizer, precision, place.degree, place.device, blocks, fill, scaler, part
     )
