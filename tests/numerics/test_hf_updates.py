@@ -103,3 +103,21 @@ def test_weights_of_a_folder_under_other_strategies(ranks: Any, tmp_path: Path, 
     model = save(LARGE, 5, tmp_path)
     for state, _ in ranks.run(starts, text(f"model.path={tmp_path}", f"strategy={strategy}"), world_size=2):
         assert [name for name, value in model.state_dict().items() if not torch.equal(state[name], value)] == []
+
+
+MIXED = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 2}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_several_stages_of_four_layers_and_of_layers_of_two_kinds(ranks: Any, schedule: str) -> None:
+    four = {"num_hidden_layers": 4}
+    models = [{**CONFIGS["llama tied"], **four}, {**CONFIGS["gpt2"], **four}, {**LLAMA, **MIXED, **four}]
+    more = [f"optimizer.lr={LR}", f"training.max_grad_norm={MAX_NORM}"]
+    alone = [text(override(model), *more) for model in models]
+    (expected,) = ranks.run(trained, alone, world_size=1, timeout=120)
+    cut = [text(override(model), *more, "mesh.pp=2", f"pipeline.schedule={schedule}") for model in models]
+    for of_rank in ranks.run(trained, cut, world_size=2, timeout=120):
+        for run, reference in zip(of_rank, expected, strict=True):
+            assert plain.largest_difference(run["state"], reference["state"]) <= TOLERANCE["float32"]
+            for line, other in zip(run["lines"], reference["lines"], strict=True):
+                assert line["loss"] == pytest.approx(other["loss"], rel=TOLERANCE["float32"])

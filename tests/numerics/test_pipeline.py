@@ -9,8 +9,9 @@ import torch
 from configs import config_text, own
 from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
 from torch import Tensor, nn
-from toys import Sequences, assembled, trained
+from toys import Same, Sequences, assembled, trained
 
+from launcher.errors import ConfigError
 from launcher.tasks import CausalLM
 from launcher.train.deferred import LARGE
 
@@ -193,3 +194,107 @@ def test_a_rank_holds_its_own_stages_alone(ranks: Any) -> None:
     text = config("float32", 2, *sizes, "model.num_layers=4", "mesh.pp=2", "model.tie_head=false")
     found = ranks.run(memory_of_stages, text, world_size=2)
     assert all(own == held > 0 for own, held in found)
+
+
+class Odd(nn.Module):
+    """Four layers, of which `how` names one peculiarity."""
+
+    def __init__(self, how: str = "", width: int = 6) -> None:
+        super().__init__()
+        self.how, self.width = how, width
+        self.start = nn.Linear(1, width)
+        self.layers = nn.ModuleList(OddLayer(how, index, width) for index in range(4))
+        self.end = nn.Linear(width, 1)
+        self.shift = nn.Parameter(torch.ones(width))
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("heads", torch.zeros(1))
+        self.last = nn.Linear(1, 1)
+        if how == "frozen":
+            for one in (self.start, self.layers[0]):
+                one.requires_grad_(False)
+
+    def embed(self, rows: Tensor) -> Any:
+        if self.how == "buffers":
+            self.calls += 1
+        hidden = self.start(rows[:, None]) * (2 if self.training else 1)
+        return (hidden,) if self.how == "one tuple" else hidden
+
+    def head(self, hidden: Any) -> Tensor:
+        if self.how == "buffers":
+            self.heads = self.heads + 1
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        scale = len(self.layers) if self.how == "depth" else 1
+        out = self.end(hidden + self.shift) * scale
+        return (out if self.training else self.last(out)).squeeze(1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.embed(rows)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+class OddLayer(nn.Module):
+    def __init__(self, how: str, index: int, width: int) -> None:
+        super().__init__()
+        self.how, self.index = how, index
+        self.linear, self.gate = nn.Linear(width, width), nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Any) -> Any:
+        if self.how == "one tuple":
+            return (hidden[0] + torch.tanh(self.linear(hidden[0])) * self.gate,)
+        if self.how == "detached" and self.index == 2:
+            hidden = hidden.detach()
+        out = hidden + torch.tanh(self.linear(hidden)) * self.gate
+        if self.how == "beside the path" and self.index == 1:
+            out = out.detach() + self.gate  # the gate reaches the loss, and what came in doesn't
+        return out.view(out.shape) if self.how == "view" else out
+
+
+IL, IZB, ZBV, LB = (
+    f"pipeline.schedule={name}" for name in ("interleaved_1f1b", "interleaved_zero_bubble", "zbv", "looped_bfs")
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "world", "more"),
+    [
+        *[(how, 2, [schedule]) for how in ("frozen", "detached", "beside the path", "view") for schedule in (IZB, ZBV)],
+        ("", 2, [ZBV, "activation_checkpoint=selective"]),
+        ("one tuple", 2, [IL]),
+        ("buffers", 2, [IL]),
+        ("buffers", 2, [ZBV]),
+        ("", 4, [LB, "strategy=fsdp"]),
+    ],
+)
+def test_models_in_which_something_is_odd(ranks: Any, how: str, world: int, more: list[str]) -> None:
+    chosen = own("test_pipeline.Odd", "toys.Same", "test_fp16.Numbers", values=[0.5, -1.0, 2.0, 1.5, -0.25, 3.0, 0.1])
+    chosen += [f"+model.how='{how}'", "data.validation={_target_: test_fp16.Numbers, values: [1.0,2.0,-3.0]}"]
+    chosen = [one.replace("toys.Same", "test_pipeline.Flat") for one in chosen]
+    fixed = ["optimizer=sgd", "optimizer.lr=0.1", "training.duration=2 epochs", "training.max_grad_norm=0.1"]
+    fixed += ["batch.global_batch_size=4", "batch.micro_batch_size=1", "training.validate_every=2"]
+    texts = [config_text(*chosen, *fixed, *extra) for extra in (["strategy=ddp"], ["mesh.pp=2", *more])]
+    (alone,) = ranks.run(trained, texts[:1], world_size=1)
+    for (run,) in ranks.run(trained, texts[1:], world_size=world):
+        assert plain.largest_difference(run["state"], alone[0]["state"]) <= TOLERANCE["float32"]
+        assert run["validation"].loss == pytest.approx(alone[0]["validation"].loss, rel=1e-6)
+        assert [line["grad_norm"] for line in run["lines"]] == pytest.approx(
+            [line["grad_norm"] for line in alone[0]["lines"]], rel=2e-6
+        )
+
+
+class Flat(Same):
+    """The same, of samples that are lists of one number; the loss is the square of what the model gives."""
+
+    def collate(self, samples: list[Any]) -> dict[str, Tensor]:
+        return {"rows": torch.tensor(samples).flatten()}
+
+    def loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return output.square()
+
+
+def test_a_head_that_looks_at_all_layers_is_refused(ranks: Any) -> None:
+    chosen = own("test_pipeline.Odd", "test_pipeline.Flat", "test_fp16.Numbers", values=[0.5, 1.0])
+    text = config_text(*chosen, "+model.how=depth", "mesh.pp=2", "batch.global_batch_size=2")
+    with pytest.raises(ConfigError, match="looks at the layers"):
+        ranks.run(trained, [text], world_size=2)
