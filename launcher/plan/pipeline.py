@@ -20,6 +20,9 @@ ONE_STAGE = ("gpipe", "1f1b")
 """Schedules with one stage a rank. zbv has two, the others two or more."""
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 """Schedules that run the backward of the weights apart from that of the input."""
+CUT_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+"""Types of transformers' models whose forward is known to do nothing else between embedding and layers, or layers and
+head, so that it can be cut."""
 LITTLE = 0.1
 """Up to this share of a step a bubble is left without advice."""
 MOST_SIZES = 4096
@@ -197,6 +200,10 @@ def _cut(
     """The number of layers of each stage and what each costs, of a model that was asked."""
     layers, stages = facts.num_layers, pp * per_rank
     missing = facts.missing_parts or (["layers", "embed", "head"] if layers is None else [])
+    if missing == ["type"]:
+        problem = f"mesh.pp={pp} cuts a model into stages, and models of transformers can be cut of the types "
+        problem += ", ".join(CUT_TYPES)
+        raise ConfigError("model", "hf", problem, hint="mesh.pp=1 strategy=fsdp spreads any type")
     if layers is None or missing:
         what = "no layers to cut between" if layers is None else f"layers, and no {' and no '.join(missing)}"
         shapes = {"layers": "`layers` (ModuleList)", "embed": "`embed(**inputs)`", "head": "`head(hidden)`"}

@@ -235,6 +235,12 @@ def test_the_strategies_that_a_stage_can_have():
     assert filled.reductions_per_window == 8
 
 
+def test_a_type_of_transformers_that_is_not_known_is_named():
+    with pytest.raises(ConfigError, match="of the types llama, mistral") as refused:
+        plan("mesh.pp=2", facts=Facts(samples=320, num_layers=8, missing_parts=["type"]))
+    assert refused.value.key == "model"
+
+
 RANKS = ("cluster.device=cpu", "cluster.ranks_per_node=4", "mesh.pp=2")
 
 

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from launcher.train.parallel.stages import Anatomy, Hidden, Span, Watch, cut
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-"""Types of models whose forward is known to do nothing else between embedding and layers, or layers and head."""
-
 
 class Transformers:
     """Models of transformers, known by their type."""
