@@ -298,3 +298,21 @@ def test_a_head_that_looks_at_all_layers_is_refused(ranks: Any) -> None:
     text = config_text(*chosen, "+model.how=depth", "mesh.pp=2", "batch.global_batch_size=2")
     with pytest.raises(ConfigError, match="looks at the layers"):
         ranks.run(trained, [text], world_size=2)
+
+
+def divided(rank: int, world_size: int, text: str) -> list[bool]:
+    """For each backward of a stage's inputs in one window whether it was divided."""
+    fit = assembled(rank, world_size, text)
+    said: list[bool] = []
+    runner: Any = fit.runner
+    can_divide = runner.can_divide
+    runner.can_divide = lambda *given: said.append(can_divide(*given)) or said[-1]
+    fit.runner.run(fit.windows.get(1))
+    return said
+
+
+@pytest.mark.parametrize("schedule", [IZB, ZBV])
+def test_the_backward_of_a_transformer_is_divided(ranks: Any, schedule: str) -> None:
+    for said in ranks.run(divided, layered("float32", 1, "mesh.pp=2", schedule), world_size=2):
+        assert said
+        assert all(said)
