@@ -10,16 +10,7 @@ import sys
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from launcher.process import end_with_parent
-
-CLASSES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved1F1B",
-    "looped_bfs": "LoopedBFS",
-    "interleaved_zero_bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-}
-"""The names that torch.distributed.pipelining.schedules.get_schedule_class knows them by."""
+from launcher.train.parallel.schedules import CLASSES
 
 Order = list[tuple[str, int, int]]
 

@@ -19,8 +19,7 @@ class Transformers:
     """Models of transformers, known by their type."""
 
     def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
-        layers = next(name for name, one in model.named_modules() if one is model.layers)
-        watch = Watch(model, layers)
+        watch = Watch(model)
         before: set[str] = set()
         with watch.on() as seen:
             first, last = model.layers[0], model.layers[-1]

@@ -39,7 +39,7 @@ class Part:
         self.modules: Sequence[nn.Module] = [family.cut(plain, anatomy, one) for one in self.spans]
         share_buffers(self.modules, anatomy)
         self._holders = {name: self._ranks_with(name, spans) for name in plain.state_dict()}
-        self._shared = self._groups_of_shared(spans)
+        self._shared = self._groups_of_shared()
 
     @cached_property
     def whole(self) -> nn.Module:
@@ -55,7 +55,7 @@ class Part:
 
     def add_up_shared(self) -> None:
         """Gives parameters that lie on several ranks, as a tied embedding and head do, the sum of their gradients."""
-        own = dict(self.whole.named_parameters(remove_duplicate=False))
+        own = dict(self.whole.named_parameters(remove_duplicate=False)) if self._shared else {}
         for name, group in self._shared:
             parameter = own[name]
             if parameter.requires_grad:
@@ -107,7 +107,7 @@ class Part:
             found[tensor].append(name)
         return found
 
-    def _groups_of_shared(self, spans: Sequence[Span]) -> list[tuple[str, dist.ProcessGroup]]:
+    def _groups_of_shared(self) -> list[tuple[str, dist.ProcessGroup]]:
         """For each parameter that lies on this rank and on others a name of it here and the group of those ranks."""
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = []

@@ -63,8 +63,7 @@ class Anatomy:
     @property
     def holders(self) -> list[str]:
         """The modules that the layers lie in, the model itself ("") first."""
-        words = self.layers.split(".")
-        return [".".join(words[:depth]) for depth in range(len(words))]
+        return _holders(self.layers)
 
     def holds(self, name: str, span: Span) -> bool:
         """Whether the parameter or buffer `name` lies in a stage."""
@@ -78,6 +77,11 @@ class Anatomy:
         """Whether a stage holds the member `name`. What neither embed nor head uses lies in the first stage."""
         before, after = name in self.before, name in self.after
         return (span.is_first and (before or not after)) or (span.is_last and after)
+
+
+def _holders(layers: str) -> list[str]:
+    words = layers.split(".")
+    return [".".join(words[:depth]) for depth in range(len(words))]
 
 
 class Family(Protocol):
@@ -101,14 +105,13 @@ class InOrder:
     """A model that is `head(layers(embed(inputs)))`."""
 
     def anatomy(self, model: Any, inputs: Mapping[str, Any]) -> Anatomy:
-        layers = next(name for name, one in model.named_modules() if one is model.layers)
-        watch, attributes = Watch(model, layers), dict(vars(model))
+        watch, attributes = Watch(model), dict(vars(model))
         with watch.on() as before:
             hidden = model.embed(**inputs)
         hidden = through(model.layers, hidden)
         with watch.on() as after:
             model.head(hidden)
-        if layers in before | after:
+        if watch.layers in before | after:
             raise ConfigError("mesh.pp", "a pipeline", "embed or head looks at the layers, of which a stage has a few")
         kept = [name for name, value in vars(model).items() if attributes.get(name) is not value]
         if kept:
@@ -233,11 +236,10 @@ class Watch:
     torch keeps members out of an object's attributes, so that each access of one passes through `__getattr__`.
     """
 
-    def __init__(self, model: nn.Module, layers: str) -> None:
-        self._layers = layers
-        words = layers.split(".")
-        names = [".".join(words[:depth]) for depth in range(len(words))]
-        self._modules = {name: model.get_submodule(name) for name in names}
+    def __init__(self, model: Any) -> None:
+        self.layers: str = next(name for name, one in model.named_modules() if one is model.layers)
+        """The list of layers by name."""
+        self._modules = {name: model.get_submodule(name) for name in _holders(self.layers)}
 
     @contextmanager
     def on(self) -> Iterator[set[str]]:
@@ -254,8 +256,8 @@ class Watch:
 
     def anatomy(self, before: set[str], after: set[str]) -> Anatomy:
         """With what was reached for before the layers and after them."""
-        own = {self._layers, *self._modules}
-        return Anatomy(self._layers, frozenset(before - own), frozenset(after - own))
+        own = {self.layers, *self._modules}
+        return Anatomy(self.layers, frozenset(before - own), frozenset(after - own))
 
 
 def _watching(kind: type[nn.Module], prefix: str, seen: set[str]) -> type[nn.Module]:

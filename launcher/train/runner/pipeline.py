@@ -19,20 +19,13 @@ from launcher.train.buffers import untouched_buffers
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.part import Part
 from launcher.train.parallel.precision import Precision
+from launcher.train.parallel.schedules import CLASSES
 from launcher.train.parallel.stages import Family, Sketch, Span
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.runner.divided import can_divide
 from launcher.train.sharding.base import Sharding, scaled_loss
 from launcher.train.window import MicroBatch, Window
 
-SCHEDULES: dict[str, Any] = {
-    "gpipe": schedules.ScheduleGPipe,
-    "1f1b": schedules.Schedule1F1B,
-    "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,
-    "looped_bfs": schedules.ScheduleLoopedBFS,
-    "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,
-    "zbv": schedules.ScheduleZBVZeroBubble,
-}
 Collect = Callable[[MicroBatch, Any], None]
 """Takes a micro-batch and the model's output for it."""
 
@@ -162,7 +155,7 @@ class PipelineRunner:
         self._is_tuple = [isinstance(one, tuple | list) for one in hidden]
         stages = [_Stage(self, module, span, hidden, trains=trains)
                   for module, span in zip(self._part.modules, self._part.spans, strict=True)]  # fmt: skip
-        kind = SCHEDULES[self._schedule_name]
+        kind: Any = schedules.get_schedule_class(CLASSES[self._schedule_name])
         if not trains:
             kind = schedules.ScheduleGPipe if len(stages) == 1 else schedules.ScheduleLoopedBFS
         is_single = issubclass(kind, schedules.PipelineScheduleSingle)
