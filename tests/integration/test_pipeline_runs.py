@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
-TWO_STAGES = ("cluster.device=cpu", "cluster.ranks_per_node=2", "mesh.pp=2")
-
 
 def staged(folder: Path, command: str, *more: str, ranks: int = 2) -> Done:
     overrides = [
