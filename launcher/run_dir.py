@@ -115,6 +115,10 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 

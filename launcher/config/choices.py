@@ -101,6 +101,28 @@ class Recompute(Enum):
     selective = "selective"
 
 
+class LossSpike(Enum):
+    """What an update does whose loss lies far above those before it."""
+
+    none = "none"
+    skip = "skip"
+    rollback = "rollback"
+
+
+class Resume(Enum):
+    """What a start does where its folder already holds a run."""
+
+    never = "never"
+    auto = "auto"
+
+
+class OnError(Enum):
+    """What a checkpoint that can't be written does."""
+
+    go_on = "go_on"
+    stop = "stop"
+
+
 class PrecisionName(Enum):
     """What a forward computes in."""
 

@@ -21,8 +21,9 @@ from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from launcher.config.decays import DECAYS
 from launcher.config.messages import explain
-from launcher.config.schema import DECAYS, SECTIONS
+from launcher.config.schema import SECTIONS
 from launcher.errors import LauncherError
 
 JOB_NAME = "launcher"

@@ -15,8 +15,9 @@ from typing import Any, get_type_hints
 from omegaconf import MISSING, OmegaConf
 
 from launcher.config.compose import conf_dir
+from launcher.config.decays import DECAYS
 from launcher.config.messages import GROUPS, words
-from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig
 
 _INTRO = """\
 # Configuration
@@ -28,7 +29,8 @@ A key is set on the command line as `key=value`: `batch.global_batch_size=256`. 
 is open is taken out with `~key`. `--config-dir FOLDER` adds groups and files of your own.
 
 A **duration** is `90 epochs`, `2000 updates`, `1e9 tokens`, `1e6 samples` or `10%` (of the training duration); a bare
-integer is updates.
+integer is updates. A **time** is `90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`; a bare number is
+seconds.
 
 `${oc.env:NAME}` stands for an environment variable. It stays a reference in every file of a run and is resolved on each
 rank, so that a secret is never written; a number takes `${oc.decode:${oc.env:NAME}}`, on

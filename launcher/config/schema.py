@@ -4,7 +4,8 @@ The only place where a default stands. The YAML files in ``conf/`` hold choices 
 ``docs/configuration.md`` is generated from here.
 
 Durations are ``90 epochs``, ``2000 updates``, ``1e9 tokens``, ``1e6 samples`` or ``10%`` (of the training duration); a
-bare integer is updates.
+bare integer is updates. Times are ``90 seconds``, ``10 minutes``, ``2 hours``, ``1 days`` or ``1:30:00``; a bare number
+is seconds.
 """
 
 from dataclasses import dataclass, field
@@ -16,18 +17,22 @@ from launcher.config.choices import (
     DecayRule,
     Device,
     Layout,
+    LossSpike,
     Offload,
+    OnError,
     OnNonfinite,
     PipelineSchedule,
     PrecisionName,
     Recompute,
     ReduceEach,
+    Resume,
     Rule,
     StrategyName,
     SubmitKind,
     WandbMode,
     WarmupFrom,
 )
+from launcher.config.decays import DecayConfig
 
 
 @dataclass
@@ -82,6 +87,23 @@ class TrainingConfig:
     """What an update with non-finite values does: skip it, or stop the run (exit 4)."""
     max_skipped_in_a_row: int = 10
     """So many skipped updates in a row end the run (exit 4)."""
+    loss_spike: LossSpike = LossSpike.none
+    """What an update does whose loss lies far above those before it: none, skip (its samples are consumed, nothing
+    changes), or rollback (back to the newest checkpoint, and past this window)."""
+    loss_spike_deviations: float = 10.0
+    """How far above is far: so many deviations above the median of the last `loss_spike_window` losses, where a
+    deviation is 1.4826 times their median absolute deviation (one standard deviation of normal ones)."""
+    loss_spike_window: int = 50
+    """Losses that a loss is compared with; fewer at the start, and none before there are 10."""
+    time_limit: Any = None
+    """How long the run may take, as a time from its start on this allocation; then it stops with a checkpoint (exit
+    75). null: no limit."""
+    hang_after: Any = "30 minutes"
+    """A rank that has done nothing for so long hangs: every rank's stacks go to its log, and the run is restarted or
+    ended (exit 3). null: never."""
+    max_restarts: int = 3
+    """How often ranks are started again from the newest checkpoint after one was killed, lost or hung. One that raised
+    an error of its own ends the run at once."""
 
 
 @dataclass
@@ -102,51 +124,6 @@ class ScalingConfig:
     """The global batch size that optimizer.lr is meant for; needed by every rule but none."""
     weight_decay: DecayRule = DecayRule.none
     """Whether the weight decay is multiplied by global / base too (linear) or stays (none)."""
-
-
-@dataclass
-class DecayConfig:
-    name: str = MISSING
-    """The decay after the warmup: constant, linear, cosine, step or wsd."""
-
-
-@dataclass
-class ConstantDecay(DecayConfig):
-    name: str = "constant"
-
-
-@dataclass
-class LinearDecay(DecayConfig):
-    name: str = "linear"
-    final: float = 0.0
-    """The rate at the end as a share of the peak."""
-
-
-@dataclass
-class CosineDecay(DecayConfig):
-    name: str = "cosine"
-    final: float = 0.0
-    """The rate at the end as a share of the peak."""
-
-
-@dataclass
-class StepDecay(DecayConfig):
-    name: str = "step"
-    at: list[Any] = field(default_factory=lambda: ["50%", "75%"])
-    """Durations from the start of training at which the rate is multiplied by `factor`."""
-    factor: float = 0.1
-    """What the rate is multiplied by at each of them."""
-
-
-@dataclass
-class WsdDecay(DecayConfig):
-    name: str = "wsd"
-    decay: Any = "20%"
-    """Warmup, stable, decay: how long the decay at the end is, as a duration."""
-    final: float = 0.0
-    """The rate at the end as a share of the peak."""
-    shape: str = "sqrt"
-    """The form of the decay: sqrt (1 - sqrt(x), Haegele et al. 2024) or linear."""
 
 
 @dataclass
@@ -235,6 +212,27 @@ class PipelineConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    every: Any = "10 minutes"
+    """How often to save a checkpoint, as a duration or a time (`500 updates`, `10 minutes`); null: only where the run
+    is stopped and at its end."""
+    keep_last: int = 2
+    """Checkpoints that are kept, the newest ones."""
+    async_save: bool = True
+    """Train on while a checkpoint is written."""
+    resume: Resume = Resume.never
+    """What `launcher train` does where its folder already holds a run: never, it is refused; auto, that run goes on
+    from its newest checkpoint, provided that nothing differs that would change the result. Restarted ranks and
+    `launcher resume` go on either way."""
+    stop_within: Any = "60 seconds"
+    """How long a run that is told to stop may take to finish its window and save; then its ranks are ended, and it goes
+    on from the checkpoint before."""
+    on_error: OnError = OnError.go_on
+    """What a save that fails does (a full disk, no permission): go_on, said and tried again when the next is due; stop,
+    the run ends (exit 3). The checkpoints before stay."""
+
+
+@dataclass
 class ClusterConfig:
     device: Device = Device.auto
     """What the ranks compute on; auto: CUDA where there is any."""
@@ -284,14 +282,13 @@ SECTIONS: dict[str, type] = {
     "precision": PrecisionConfig,
     "mesh": MeshConfig,
     "pipeline": PipelineConfig,
+    "checkpoint": CheckpointConfig,
     "cluster": ClusterConfig,
     "submit": SubmitConfig,
     "logging": LoggingConfig,
 }
 """The strict sections, in the order in which a reader meets them. Beside them `model`, `task` and `optimizer` are open
 under their `_target_`, and `model_weights` is a file or null."""
-
-DECAYS: tuple[type[DecayConfig], ...] = (ConstantDecay, LinearDecay, CosineDecay, StepDecay, WsdDecay)
 
 
 @dataclass
@@ -313,6 +310,7 @@ class Config:
     precision: PrecisionConfig
     mesh: MeshConfig
     pipeline: PipelineConfig
+    checkpoint: CheckpointConfig
     cluster: ClusterConfig
     submit: SubmitConfig
     logging: LoggingConfig

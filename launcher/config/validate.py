@@ -18,8 +18,10 @@ from omegaconf import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from launcher.config.compose import register
+from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
-from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig
+from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
 LARGEST = 3.4028234663852886e38
@@ -149,10 +151,29 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError("training.max_grad_norm", norm, "must be above 0; null: not clipped")
     if most < 1:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
+    _check_times(config)
+    if config.training.max_restarts < 0:
+        raise ConfigError("training.max_restarts", config.training.max_restarts, "must be at least 0")
+    if not 0 < config.training.loss_spike_deviations < float("inf"):
+        raise ConfigError(
+            "training.loss_spike_deviations", config.training.loss_spike_deviations, "must be a number above 0"
+        )
+    if config.training.loss_spike_window < 10:
+        raise ConfigError("training.loss_spike_window", config.training.loss_spike_window, "must be at least 10")
+    if config.checkpoint.keep_last < 1:
+        raise ConfigError("checkpoint.keep_last", config.checkpoint.keep_last, "must be at least 1")
     if config.data.workers < 0:
         raise ConfigError("data.workers", config.data.workers, "must be at least 0")
     if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
+
+
+def _check_times(config: Config) -> None:
+    training = config.training
+    for key, value in (("training.time_limit", training.time_limit), ("training.hang_after", training.hang_after)):
+        if value is not None:
+            seconds(value, key)
+    seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import Config, StepDecay, WsdDecay
+from launcher.config.decays import StepDecay, WsdDecay
+from launcher.config.schema import Config
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.schedule import Duration
 

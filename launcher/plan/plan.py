@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.config.choices import DecayRule
 from launcher.config.schema import Config
+from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
@@ -47,6 +48,8 @@ class Plan:
     validate_every_updates: int | None
     """None: only at the end."""
     log_every_updates: int | None
+    checkpoint_every_updates: int | None
+    """None: by time, or only at the end."""
     base_lr: float
     lr: float
     lr_table: list[list[float]] | None
@@ -108,6 +111,7 @@ class _Timing:
     rate: LearningRate | None
     validate_every: int | None
     log_every: int | None
+    checkpoint_every: int | None
 
     def fields(self, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""
@@ -118,6 +122,7 @@ class _Timing:
             "warmup_updates": self.rate.warmup_updates if self.rate else None,
             "validate_every_updates": self.validate_every,
             "log_every_updates": self.log_every,
+            "checkpoint_every_updates": self.checkpoint_every,
             "lr_table": self.rate.table() if self.rate else None,
         }
 
@@ -215,19 +220,27 @@ def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: 
         clock = _clock(facts, windows, num_updates)
         validate = _every(clock, training.validate_every, "training.validate_every")
         log = _every(clock, training.log_every, "training.log_every")
+        every = config.checkpoint.every
+        save = None if is_time(every) else _every(clock, every, "checkpoint.every")
         rate = build_learning_rate(
             config.schedule, clock, peak=peak, base_lr=float(config.optimizer["lr"]), num_updates=num_updates
         )
     except NeedsData:
         if facts.samples is not None:
             raise
-        return _Timing(None, None, None, None)
-    return _Timing(num_updates, rate, validate, log)
+        return _Timing(None, None, None, None, None)
+    return _Timing(num_updates, rate, validate, log, save)
 
 
 def _every(clock: Clock, value: Any, key: str) -> int | None:
     """An interval in updates, at least one; None stays."""
     return None if value is None else max(1, clock.updates(Duration.parse(value, key), key))
+
+
+def checkpoint_every_seconds(config: Config) -> float | None:
+    """The time after which a checkpoint is due; None: it is due after updates, or never."""
+    every = config.checkpoint.every
+    return seconds(every, "checkpoint.every") if is_time(every) else None
 
 
 def _check_rates(config: Config, lr: float, groups: list[dict[str, Any]]) -> None:

@@ -12,15 +12,8 @@ from math import cos, floor, isfinite, pi, sqrt
 from typing import Literal, NamedTuple, get_args
 
 from launcher.config.choices import DecayRule, Rule, WarmupFrom
-from launcher.config.schema import (
-    ConstantDecay,
-    CosineDecay,
-    DecayConfig,
-    LinearDecay,
-    ScheduleConfig,
-    StepDecay,
-    WsdDecay,
-)
+from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
+from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError, nearest
 from launcher.plan.batch import WindowTable, exact_number
 

@@ -19,15 +19,8 @@ from launcher.config.choices import (
     Rule,
     StrategyName,
 )
-from launcher.config.schema import (
-    Config,
-    ConstantDecay,
-    MeshConfig,
-    PipelineConfig,
-    PrecisionConfig,
-    ScalingConfig,
-    ScheduleConfig,
-)
+from launcher.config.decays import ConstantDecay
+from launcher.config.schema import Config, MeshConfig, PipelineConfig, PrecisionConfig, ScalingConfig, ScheduleConfig
 from launcher.errors import ConfigError
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan

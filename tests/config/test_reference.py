@@ -7,9 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from launcher.config.compose import conf_dir
+from launcher.config.decays import DECAYS
 from launcher.config.messages import GROUPS, schema_keys
 from launcher.config.reference import default, documented, render
-from launcher.config.schema import DECAYS, SECTIONS, Config, GroupConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -16,12 +16,13 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-GROUND = {"errors", "run_dir", "outcome", "process"}
+GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints"}
 MAY_IMPORT = {
     "errors": set(),
     "run_dir": {"errors"},
     "outcome": {"errors", "run_dir"},
     "process": {"errors"},
+    "checkpoints": {"errors", "run_dir"},
     "config": GROUND,
     "plan": GROUND | {"config"},
     "observe": GROUND | {"config"},
@@ -47,6 +48,7 @@ WITHOUT_TORCH = (
     "export",
     "verify",
     "run_dir",
+    "checkpoints",
     "errors",
 )
 """Rooms and modules that are imported where torch may be absent or would be slow to load."""

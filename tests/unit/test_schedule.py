@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.choices import DecayRule, Rule, WarmupFrom
-from launcher.config.schema import (
-    ConstantDecay,
-    CosineDecay,
-    DecayConfig,
-    LinearDecay,
-    ScheduleConfig,
-    StepDecay,
-    WsdDecay,
-)
+from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
+from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale

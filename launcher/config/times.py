@@ -1,0 +1,46 @@
+"""Times as a user says them: ``90 seconds``, ``10 minutes``, ``2 hours``, ``1 days``, ``1:30:00``."""
+
+import re
+
+from launcher.errors import ConfigError, nearest
+
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_UNITS = {
+    **{spelling: seconds for unit, seconds in _SECONDS.items() for spelling in (unit, unit + "s", unit[0])},
+    "sec": 1,
+    "min": 60,
+}
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})")
+_ALLOWED = "a time is `90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`; a bare number is seconds"
+
+
+def is_time(value: object) -> bool:
+    """Whether `value` names a time by its unit, or as a clock does."""
+    text = str(value).strip().lower()
+    form = _FORM.fullmatch(text)
+    return _CLOCK.fullmatch(text) is not None or (form is not None and form[2] in _UNITS)
+
+
+def seconds(value: object, key: str) -> float:
+    """The seconds that `value` of the key `key` stands for.
+
+    Raises:
+        ConfigError: it is no time, or not above 0.
+    """
+    text = str(value).strip().lower()
+    clock, form = _CLOCK.fullmatch(text), _FORM.fullmatch(text)
+    if isinstance(value, bool) or (clock is None and form is None):
+        raise ConfigError(key, value, "is no time", hint=_ALLOWED)
+    if clock is not None:
+        days, hours, minutes, rest = (int(one or 0) for one in clock.groups())
+        found = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    else:
+        assert form is not None
+        if form[2] and form[2] not in _UNITS:
+            hint = "; ".join(filter(None, [nearest(form[2], _UNITS), _ALLOWED]))
+            raise ConfigError(key, value, f"has the unknown unit '{form[2]}'", hint=hint)
+        found = float(form[1]) * _UNITS.get(form[2], 1)
+    if not found > 0:
+        raise ConfigError(key, value, "must be above 0", hint=_ALLOWED)
+    return found
