@@ -137,6 +137,14 @@ def prune(run: RunDir, keep_last: int, *, keep: Iterable[int] = ()) -> None:
             _remove(one.path)
 
 
+def put_aside(checkpoint: Checkpoint) -> None:
+    """Gives a damaged checkpoint a name under which it is none, and is there to be looked at."""
+    aside = checkpoint.path.with_name(f"{checkpoint.path.name}.damaged")
+    with writing(aside):
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(checkpoint.path, aside)
+
+
 def clear_unfinished(run: RunDir) -> None:
     """Removes what saves and removals that never ended have left. Only where nobody else writes there."""
     for one in run.checkpoints.glob(".*"):

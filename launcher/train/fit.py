@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from launcher.observe.text import some
 from launcher.plan.schedule import LearningRate
 from launcher.run_dir import RunDir, State
 from launcher.train.buffers import Buffers, restore_buffers
+from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
 from launcher.train.parallel.mesh import Place
 from launcher.train.sharding.base import Sharding, StepResult
@@ -33,6 +34,25 @@ class Progress:
     skipped_in_a_row: int = 0
     train_loss: float = math.nan
     validation: Validation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint; `take` is the way back."""
+        validation = self.validation
+        return {
+            "update": self.update,
+            "applied": self.applied,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "train_loss": self.train_loss,
+            "validation": None if validation is None else asdict(validation),
+        }
+
+    def take(self, saved: Mapping[str, Any]) -> None:
+        """Goes back or on to what `to_dict` gave."""
+        self.update, self.applied = int(saved["update"]), int(saved["applied"])
+        self.skipped_in_a_row = int(saved["skipped_in_a_row"])
+        loss, validation = saved["train_loss"], saved["validation"]
+        self.train_loss = math.nan if loss is None else float(loss)
+        self.validation = None if validation is None else Validation(**validation)
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,8 @@ class Fit:
     place: Place
     validate: Callable[[], Validation] | None
     reporter: "Reporter"
+    saver: Saver | None = None
+    """None: nothing is saved."""
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
@@ -74,12 +96,14 @@ class Fit:
         self._buffers = Buffers(self.sharding.model, self.place)
 
     def run(self) -> Progress:
-        """Trains to the last update.
+        """Trains to the last update, from where the newest checkpoint ends.
 
         Raises:
             NonFiniteError: more updates in a row than allowed had non-finite values.
+            StorageError: a checkpoint couldn't be saved, and checkpoint.on_error is stop.
         """
         self.sharding.prepare()
+        self._restore()
         progress = self.progress
         while progress.update < self.policy.num_updates:
             started = time.perf_counter()
@@ -95,8 +119,29 @@ class Fit:
             if self.validate is not None and self._validation_is_due():
                 progress.validation = self.validate()
                 self.reporter.validation(progress)
+            self._save(is_last=progress.update == self.policy.num_updates)
         self.reporter.flush()
         return progress
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is complete. Raises as `run`."""
+        if self.saver is not None:
+            self.saver.close()
+            self.reporter.checkpoints(self.saver)
+
+    def _restore(self) -> None:
+        saved = None if self.saver is None else self.saver.restore()
+        if saved is not None:
+            self.progress.take(saved)
+            self.reporter.say(f"goes on after update {self.progress.update}, from its checkpoint")
+
+    def _save(self, *, is_last: bool) -> None:
+        if self.saver is None:
+            return
+        if is_last or self.saver.is_due(self.progress.update):
+            self.saver.save(self.progress.update, self.progress.to_dict())
+        self.saver.poll()
+        self.reporter.checkpoints(self.saver)
 
     def _update(self, window: Window, lr: float) -> tuple[float, StepResult]:
         """The window's mean loss over all ranks and what its step did."""
@@ -199,6 +244,21 @@ class Reporter:
         )
         self.flush()
         self.say(f"update {progress.update}: validation loss {progress.validation.loss:.6g}")
+
+    def checkpoints(self, saver: Saver) -> None:
+        """The lines of the checkpoints that have been completed since the last time."""
+        while saver.done:
+            saved = saver.done.pop(0)
+            if self._metrics is None:
+                continue
+            self._metrics.checkpoint(
+                update=saved.update,
+                checkpoint_stall_seconds=saved.stall_seconds,
+                checkpoint_seconds=saved.seconds,
+                checkpoint_bytes=saved.bytes,
+            )
+            self.flush()
+            self.say(f"update {saved.update}: checkpoint, {saved.bytes:,} bytes in {saved.seconds:.3f} s")
 
     def status(self, progress: Progress) -> None:
         """How far the run is, and that it lives."""

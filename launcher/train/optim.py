@@ -59,14 +59,16 @@ def build_optimizer(
     """The optimizer of `config` over the model's trainable parameters, in the plan's groups. `is_part`: the model is a
     stage of one.
 
-    Each of its param_groups carries `lr_scale`; the learning rate is set before every update.
+    Each of its param_groups carries `lr_scale`, for the learning rate is set before every update, and `index`, its
+    place among the planned ones.
     """
     target = locate(config["_target_"], "optimizer._target_")
     takes_decay = "weight_decay" in inspect.signature(target).parameters
     split = group_parameters(model.named_parameters(), config["groups"], is_part=is_part)
     groups = []
-    for parameters, planned in zip(split, planned_groups, strict=True):
+    for index, (parameters, planned) in enumerate(zip(split, planned_groups, strict=True)):
         group: dict[str, Any] = {"params": parameters, "lr": planned["lr"], "lr_scale": planned["lr_scale"]}
+        group["index"] = index
         if planned["weight_decay"] is not None:
             if not takes_decay:
                 problem = f"{config['_target_']} takes no weight_decay"

@@ -21,6 +21,7 @@ from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
+from launcher.train.checkpoint.make import make_saver
 from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Reporter, Runner
@@ -54,6 +55,7 @@ def run_rank(run: RunDir, attempt: int) -> None:
             progress = fit.run()
             reader = make_reader(config, plan, parts, place)
             finish(run, config, parts, reader, place, fit.sharding, progress, started)
+            fit.close()
 
 
 @contextmanager
@@ -147,7 +149,9 @@ def assemble(
     reporter = Reporter(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
-    return Fit(windows, runner, sharding, learning_rate(config, plan, facts), policy, place, check, reporter)
+    saver = None if run is None else make_saver(config, plan, run, sharding, place, reporter.say)
+    rate = learning_rate(config, plan, facts)
+    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":

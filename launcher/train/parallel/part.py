@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.optim.local import local
+from launcher.train.checkpoint.pieces import Named
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.stages import Anatomy, Family, Span, merged, share_buffers, take_members
 
@@ -52,6 +53,14 @@ class Part:
         for stage in self.modules:
             if any(module is one for one in stage.modules()):  # another one may be sharded by now
                 take_members(stage, self.plain, self._anatomy)
+
+    def named(self) -> Iterator[Named]:
+        """The parameters and buffers of this rank, each once, under the plain model's first name for it. Buffers that
+        are no part of its state_dict are left out: which stage would have them isn't known."""
+        for name, tensor in (*self.whole.named_parameters(), *self.whole.named_buffers()):
+            if name in self._holders:
+                first = self._names[self._tensors[name]][0]
+                yield Named(first, tensor, is_owned=self._holders[name][0] == self._pipe.rank)
 
     def add_up_shared(self) -> None:
         """Gives parameters that lie on several ranks, as a tied embedding and head do, the sum of their gradients."""

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from launcher.errors import LauncherError
 from launcher.optim.local import local
 from launcher.optim.norm import clip, sum_of_squares
+from launcher.train.checkpoint.pieces import Named
 from launcher.train.parallel.precision import LossScale, Precision
 
 
@@ -79,6 +80,10 @@ class PipelinePart(Protocol):
 
     def sum(self, value: float) -> float:
         """The sum over all stages."""
+        ...
+
+    def named(self) -> Iterator[Named]:
+        """The parameters and buffers of this rank, each once, under the plain model's first name for it."""
         ...
 
     def full_items(self, own: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -210,6 +215,9 @@ class Sharding(ABC):
 
     def end_of_window(self) -> None:  # noqa: B027 — most shardings are done by then
         """Called in a pipeline when all backwards of a window are through: gradients have to be complete."""
+
+    def settle(self) -> None:  # noqa: B027 — most shardings always are
+        """Called before the model's parameters are looked at: they are what the optimizer changes."""
 
     def close(self) -> None:  # noqa: B027 — most shardings hold nothing
         """Called once on every rank when nothing more is asked of this sharding."""

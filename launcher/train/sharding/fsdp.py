@@ -104,9 +104,12 @@ class FullyShard(Sharding):
         dist.all_reduce(total, group=self._meshes.main.get_group("dp_shard"))
         return float(total)
 
-    def full_items(self) -> Iterator[tuple[str, Tensor]]:
+    def settle(self) -> None:
         for module in self._sharded:
             module.reshard()
+
+    def full_items(self) -> Iterator[tuple[str, Tensor]]:
+        self.settle()
         yield from super().full_items()
 
 
