@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
+from launcher.run_dir import RunDir
 from launcher.train.fit import Fit
 from launcher.train.parallel.mesh import take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
@@ -181,8 +183,8 @@ class Varied(nn.Module):
         return logits.logsumexp(-1) - logits[..., 3]
 
 
-def assembled(rank: int, world_size: int, text: str) -> Fit:
-    """What a rank of a run trains with, from the text of a config.yaml."""
+def assembled(rank: int, world_size: int, text: str, folder: str | None = None) -> Fit:
+    """What a rank of a run trains with, from the text of a config.yaml. `folder`: the run's; None: nothing is saved."""
     config = parse(text)
     train, validation = build_data(config)
     model, fill = make_model(config)
@@ -192,7 +194,7 @@ def assembled(rank: int, world_size: int, text: str) -> Fit:
     place = take_place(
         rank, plan.data_parallel_degree, config.mesh.pp, torch.device("cpu"), group=None, timeout=timedelta(minutes=5)
     )
-    return assemble(config, plan, facts, parts, place, None)
+    return assemble(config, plan, facts, parts, place, None if folder is None else RunDir(Path(folder)))
 
 
 def window_gradients(rank: int, world_size: int, texts: list[str], updates: int) -> list[list[dict[str, Tensor]]]:

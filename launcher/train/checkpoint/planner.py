@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.errors import LauncherError
@@ -38,8 +37,15 @@ def write(pieces: Sequence[Piece], folder: Path, group: dist.ProcessGroup | None
     Raises:
         CheckpointException: on every rank, where one couldn't write.
     """
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    save({}, storage_writer=writer, planner=_SavePieces(pieces), process_group=group, no_dist=alone)
+    writer, plans = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True), _SavePieces(pieces)
+    if not alone:
+        save({}, storage_writer=writer, planner=plans, process_group=group)
+        return
+    writer.set_up_storage_writer(True)
+    plans.set_up_planner({}, None, True)
+    (plan,), metadata = plans.create_global_plan([writer.prepare_local_plan(plans.create_local_plan())])
+    (plan,) = writer.prepare_global_plan([plan])
+    writer.finish(metadata, [writer.write_data(plans.finish_plan(plan), plans).wait()])
 
 
 def read(pieces: Sequence[Piece], folder: Path) -> None:
@@ -48,7 +54,11 @@ def read(pieces: Sequence[Piece], folder: Path) -> None:
     Raises:
         LauncherError: a tensor isn't there, or has another shape.
     """
-    load({}, storage_reader=_Reader(folder), planner=_LoadPieces(pieces), no_dist=True)
+    reader, plans = _Reader(folder), _LoadPieces(pieces)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    plans.set_up_planner({}, metadata, True)
+    reader.read_data(plans.finish_plan(reader.prepare_local_plan(plans.create_local_plan())), plans).wait()
 
 
 def contents(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
