@@ -1,6 +1,7 @@
 """A run saved under any strategy and layout is what one process would have, and goes on under any other."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,46 @@ def test_a_run_goes_on_under_any_layout(ranks: Any, saved: tuple[str, Path], tmp
                 assert run["update"] == END
                 difference = plain.largest_difference(run["state"], expected)
                 assert difference <= TOLERANCE["float32"], f"{source} to {layout}: {difference}"
+
+
+DROPPING = ["model.dropout=0.3", "data.shuffle=true", "schedule/decay=cosine", "schedule.warmup=2"]
+SAME: dict[str, tuple[int, list[str], str, list[int]]] = {
+    "single": (1, ["strategy=single"], "adamw", [1, 2, 3, 4, 5, 6, 7]),
+    "ddp on 2": (2, [], "adamw", [1, 4, 7]),
+    "ddp on 3": (3, [], "sgd", [1, 2, 3, 4, 5, 6, 7]),
+    "fsdp on 2": (2, ["strategy=fsdp"], "sgd", [1, 4, 7]),
+    "fsdp on 3": (3, ["strategy=fsdp"], "adamw", [3, 6]),
+}
+"""Ranks, strategy, optimizer and the windows after which the run is stopped: those of every place in an epoch."""
+
+
+def run_in_parts(rank: int, world_size: int, configuration: str, folder: str, stops: list[int]) -> list[dict[str, Any]]:
+    """For each of `stops` a run that ends there and is begun again from its checkpoint; and first one that isn't."""
+    found = []
+    for stop in [None, *stops]:
+        where = str(Path(folder, str(stop)))
+        Path(where).mkdir(exist_ok=True)
+        for last in [None] if stop is None else [stop, None]:
+            fit = assembled(rank, world_size, configuration, where)
+            if last is not None:
+                fit.policy = replace(fit.policy, num_updates=last)
+            fit.run()
+            fit.close()
+        found.append(fit.sharding.full_state())
+    return found
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("layout", list(SAME))
+def test_a_run_stopped_at_any_window_is_one_never_stopped(
+    ranks: Any, layout: str, optimizer: str, tmp_path: Path
+) -> None:
+    """Bit for bit, with dropout, shuffling and a schedule that goes on."""
+    world, overrides, optimizer, stops = SAME[layout]
+    more = [*OPTIMIZERS[optimizer][0], *overrides, *DROPPING, "training.duration=8 updates", "checkpoint.every=null"]
+    configuration = config("float32", 2, *more, f"training.max_grad_norm={MAX_NORM}")
+    for of_rank in ranks.run(run_in_parts, configuration, str(tmp_path), stops, world_size=world, timeout=180):
+        whole, *parts = of_rank
+        for stop, one in zip(stops, parts, strict=True):
+            different = [name for name in whole if not torch.equal(whole[name], one[name])]
+            assert not different, f"stopped after {stop}: {different}"
