@@ -93,14 +93,15 @@ def parts_of(config: Config) -> Parts:
 
 
 def assembled(rank: int, world_size: int, text: str, parts: Parts, folder: Path | None) -> Fit:
-    """What a rank trains with. `folder`: where rank 0 writes metrics.jsonl and status.json; None: nowhere."""
+    """What a rank trains with. `folder`: the run's, where rank 0 writes metrics.jsonl and status.json and all
+    their checkpoints; None: nothing is written."""
     config = parse(text)
     pp = config.mesh.pp
     facts = gather_facts(config, parts, world_size // pp)
     plan = make_plan(config, facts, world=World(1, world_size, Device.cpu))
     place = take_place(rank, world_size // pp, pp, torch.device("cpu"), group=None, timeout=START_TIMEOUT)
-    run = None
-    if folder is not None and rank == 0:
-        run = RunDir(folder)
+    run = None if folder is None else RunDir(folder)
+    if run is not None and rank == 0:
         run.create(text, "{}")
+    dist.barrier()
     return assemble(config, plan, facts, parts, place, run)

@@ -279,6 +279,11 @@ class Sharding(ABC):
         self.clear_gradients()
         return self.result(grad_norm, applied=applied, finite=finite)
 
+    def skip(self) -> StepResult:
+        """Forgets the window's gradients instead of applying them, and changes nothing."""
+        self.clear_gradients()
+        return StepResult(math.nan, applied=False, loss_scale=None if self.scaler is None else self.scaler.scale)
+
     def result(self, grad_norm: float, *, applied: bool, finite: bool) -> StepResult:
         """What an update did, after which the scale of the loss is that of the next window."""
         if self.scaler is None:
