@@ -1,9 +1,9 @@
-"""A training under random faults: it has to come to its end by itself or with `launcher resume`, and to the very weights
-of one that nobody disturbed.
+"""A training under random faults: it has to come to its end by itself or with `launcher resume`, and to the very
+weights of one that nobody disturbed.
 
-Faults: SIGKILL to a rank, SIGKILL to the agent, SIGTERM to one rank, SIGINT to the launcher, a byte flipped in or the end
-cut off the newest checkpoint (and a rank killed, so that it is looked at), and a full disk, where the folder lies on a
-file system that the script may fill: on Linux as root it mounts a small one.
+Faults: SIGKILL to a rank, to the agent or to the launcher, SIGTERM to one rank, SIGINT to the launcher, a byte flipped in
+the newest checkpoint or its end cut off (and a rank killed, so that it is looked at), and a full disk, where the folder
+lies on a file system that the script may fill: on Linux as root it mounts a small one.
 
     python benchmarks/chaos.py
     python benchmarks/chaos.py --faults 5 --updates 30 --seed 7

@@ -114,6 +114,8 @@ def check_zero(config: Config, world: World, batch: Mapping[str, Any]) -> list[s
         if not strategy.deepspeed:
             return []
         return [f"strategy={strategy.name.value} on one rank is plain training: strategy.deepspeed does nothing"]
+    if strategy.offload is Offload.nvme:
+        return ["strategy.offload=nvme: no checkpoint is saved, for none can hold what lies on that disk"]
     if strategy.offload in (Offload.optimizer, Offload.cpu) and world.device is Device.cpu:
         return [f"strategy.offload={strategy.offload.value}: on CPU everything lies in the host's memory anyway"]
     return []

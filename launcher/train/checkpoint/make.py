@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from launcher.config.choices import Offload
 from launcher.config.schema import Config
 from launcher.plan.plan import Plan, checkpoint_every_seconds
 from launcher.run_dir import RunDir
@@ -18,8 +19,11 @@ from launcher.train.sharding.zero_state import ZeroState
 
 def make_saver(
     config: Config, plan: Plan, run: RunDir, sharding: Sharding, place: Place, say: Callable[[str], None]
-) -> Saver:
-    """The saver of this run's checkpoints. Every rank calls it alike, for it makes a process group."""
+) -> Saver | None:
+    """The saver of this run's checkpoints. Every rank calls it alike, for it makes a process group. None: its states lie
+    on a disk, where no checkpoint looks."""
+    if config.strategy.offload is Offload.nvme:
+        return None
     every = config.checkpoint
     schedule = Schedule(
         plan.checkpoint_every_updates,
