@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from configs import config_text
+from configs import composed_text
 
 from launcher import prepare
 from launcher.config.choices import SubmitKind
@@ -40,26 +40,26 @@ def environment(monkeypatch, tmp_path):
     ],
 )
 def test_a_secret_stays_a_reference(value, kept):
-    text = config_text("+mine.token=${oc.env:SECRET}", "run.seed=${oc.env:NUMBER}", f"+model.note='{value}'")
+    text = composed_text("+mine.token=${oc.env:SECRET}", "run.seed=${oc.env:NUMBER}", f"+model.note='{value}'")
     assert SECRET not in text
     assert yaml.safe_load(text)["model"]["note"] == kept
     assert parse(text).model["note"] == re.sub(r"\$\{oc.env:(NOT_SET.*)?SECRET\}+", SECRET, kept)
 
 
 def test_a_secret_stays_a_reference_where_a_whole_section_is_referred_to():
-    text = config_text("+mine={token:${oc.env:SECRET},list:[1,${oc.env:SECRET}]}", "+model.note=${mine}")
+    text = composed_text("+mine={token:${oc.env:SECRET},list:[1,${oc.env:SECRET}]}", "+model.note=${mine}")
     assert SECRET not in text
     assert parse(text).model["note"] == {"token": SECRET, "list": [1, SECRET]}
 
 
 def test_a_typed_key_is_resolved():
-    text = config_text("run.seed=${oc.env:NUMBER}", "schedule.decay.final=${oc.env:NOT_SET,0.5}")
+    text = composed_text("run.seed=${oc.env:NUMBER}", "schedule.decay.final=${oc.env:NOT_SET,0.5}")
     assert yaml.safe_load(text)["run"]["seed"] == 7
     assert yaml.safe_load(text)["schedule"]["decay"]["final"] == 0.5
 
 
 def test_text_of_the_schema_stays_a_reference():
-    text = config_text("run.name=${oc.env:SECRET}")
+    text = composed_text("run.name=${oc.env:SECRET}")
     assert SECRET not in text
     assert parse(text).run.name == SECRET
 
@@ -123,7 +123,7 @@ def test_a_variable_that_is_needed_at_once_is_refused(command, monkeypatch, valu
 
 
 def test_text_that_only_looks_like_a_reference_stays_text():
-    text = config_text("+model.note='a\\${run.name}'", "+model.more='${model.note}-${oc.env:SECRET}'")
+    text = composed_text("+model.note='a\\${run.name}'", "+model.more='${model.note}-${oc.env:SECRET}'")
     assert parse(text).model["note"] == "a${run.name}"
     assert parse(text).model["more"] == f"a${{run.name}}-{SECRET}"
 
@@ -141,25 +141,25 @@ def test_a_name_with_a_dot_is_one_name(tmp_path):
 def test_the_default_of_a_variable_survives(default, read):
     argument = default if default != "it's" else '"it\'s"'
     quoted = f"${{oc.env:NOT_SET,{argument}}}".replace("'", "\\'")
-    assert parse(config_text(f"+model.note='{quoted}'")).model["note"] == read
+    assert parse(composed_text(f"+model.note='{quoted}'")).model["note"] == read
 
 
 def test_a_decoded_variable_is_decoded_on_the_rank():
-    text = config_text("+model.width='${oc.decode:${oc.env:NUMBER}}'", "optimizer.lr='${oc.decode:${oc.env:NUMBER}}'")
+    text = composed_text("+model.width='${oc.decode:${oc.env:NUMBER}}'", "optimizer.lr='${oc.decode:${oc.env:NUMBER}}'")
     config = parse(text)
     assert config.model["width"] == 7
     assert config.optimizer["lr"] == 7
 
 
 def test_what_is_random_or_of_the_moment_is_frozen():
-    text = config_text("+model.when=${now:%H%M%S%f}", "+model.stamp='${launcher.stamp:}'")
+    text = composed_text("+model.when=${now:%H%M%S%f}", "+model.stamp='${launcher.stamp:}'")
     assert "${" not in text
     assert parse(text).model == parse(text).model
     assert yaml.safe_load(text)["model"]["when"].isdecimal()
 
 
 def test_reading_and_freezing_go_round():
-    text = config_text(
+    text = composed_text(
         "schedule/decay=step",
         "schedule.decay.at=[10,90%]",
         "batch.layout=arrival",
@@ -177,7 +177,7 @@ def test_reading_and_freezing_go_round():
 
 
 def test_relative_paths_become_absolute():
-    text = config_text(
+    text = composed_text(
         "data=text",
         "data.train.path=books",
         "model_weights=start.safetensors",
