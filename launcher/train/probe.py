@@ -2,6 +2,7 @@
 reads a JSON list of configurations from standard input, and writes one of answers to the open file that ANSWER numbers.
 The model is made on the meta device where it can be, so its size doesn't matter."""
 
+import inspect
 import json
 import os
 import signal
@@ -65,8 +66,19 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
     return {"facts": asdict(facts)}
 
 
+def without_the_compiler() -> None:
+    """Lets optimizers be made in this process without torch's compiler, whose import takes as long as half of torch's.
+
+    torch imports it where a parameter group is added, to keep that out of compiled code; nothing is compiled here.
+    """
+    import torch
+
+    torch.optim.Optimizer.add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
+    without_the_compiler()
     sets = DataSets()
     said = [answer(config, sets) for config in json.load(sys.stdin)]
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as file:
