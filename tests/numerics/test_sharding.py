@@ -1,6 +1,5 @@
 """Sharded training against one process: the same parameters, losses and norms under every strategy."""
 
-import itertools
 from typing import Any
 
 import plain
@@ -25,10 +24,8 @@ STRATEGIES = {
     "hsdp": (4, ["strategy=fsdp", "mesh.dp_replicate=2"]),
     "hsdp each micro-batch": (4, ["strategy=fsdp", "mesh.dp_shard=2", "strategy.reduce_each=micro_batch"]),
     "copies": (2, ["strategy=fsdp", "mesh.dp_shard=1"]),
-    "zero1": (2, ["strategy=zero1"]),
-    "zero2": (3, ["strategy=zero2"]),
-    "zero3": (2, ["strategy=zero3"]),
 }
+"""All but DeepSpeed's, which are in test_zero."""
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +33,19 @@ def task() -> CausalLM:
     return CausalLM(vocab_size=14, bos=13)
 
 
-CELLS = list(itertools.product((1, 3), ("arrival", "length"), ("none", "full", "selective")))
-CASES = [
-    (name, optimizer, dtype)
-    for name in STRATEGIES
-    for optimizer, dtype in (("sgd", "float32"), ("adamw", "float32"), ("sgd", "float64"))
-    if dtype == "float32" or not name.startswith("zero")  # DeepSpeed trains in fp32 alone
+CELLS = [
+    (1, "arrival", "none"),
+    (3, "length", "none"),
+    (3, "arrival", "full"),
+    (1, "length", "full"),
+    (1, "length", "selective"),
+    (3, "arrival", "selective"),
 ]
+"""Micro-batch sizes, layouts and kinds of recomputation: each two of them meet."""
 
 
-@pytest.mark.parametrize(("name", "optimizer", "dtype"), CASES)
+@pytest.mark.parametrize(("optimizer", "dtype"), [("sgd", "float32"), ("adamw", "float32"), ("sgd", "float64")])
+@pytest.mark.parametrize("name", list(STRATEGIES))
 def test_parameters_after_five_updates(ranks: Any, task: CausalLM, name: str, optimizer: str, dtype: str) -> None:
     degree, strategy = STRATEGIES[name]
     overrides, kind, arguments = OPTIMIZERS[optimizer]
@@ -55,7 +55,7 @@ def test_parameters_after_five_updates(ranks: Any, task: CausalLM, name: str, op
     more = [*overrides, *strategy, f"training.max_grad_norm={MAX_NORM}", "training.duration=5 updates"]
     texts = [
         config(dtype, micro, *more, f"batch.layout={layout}", f"activation_checkpoint={recompute}")
-        for micro, layout, recompute in (CELLS if (optimizer, dtype) == ("sgd", "float32") else CELLS[::5])
+        for micro, layout, recompute in (CELLS if (optimizer, dtype) == ("sgd", "float32") else CELLS[::2])
     ]
     found = ranks.run(trained, texts, world_size=degree, timeout=180)
     for of_rank in found:

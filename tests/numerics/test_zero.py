@@ -8,6 +8,7 @@ import torch
 from configs import PLAIN, config_text, own
 from scalar import Scalar, SquaredError, Targets
 from test_cases import MEAN, mean
+from test_sharding import CELLS
 from test_update import GLOBAL, OPTIMIZERS, TOLERANCE, config, model
 from toys import Branches, BranchTask, Listed, Same, Sequences, Varied, assembled, trained
 
@@ -45,13 +46,14 @@ def test_parameters_after_five_updates_with_a_clip_that_bites(
     expected = model("float32")
     lines = plain.train(expected, task, Sequences(), GLOBAL, 5, kind(expected.parameters(), **arguments), max_norm)
     assert min(line["grad_norm"] for line in lines) > 2 * max_norm  # the clip bites in every update
+    cells = [[f"batch.layout={layout}", f"activation_checkpoint={kind}", micro] for micro, layout, kind in CELLS]
     texts = [
-        config("float32", micro, *more, *parted, f"batch.layout={layout}")
-        for micro in (1, 3)
-        for layout in ("arrival", "length")
-        for parted in ([], [PARTED])[: 1 + (strategy == "zero3")]
+        config("float32", micro, *more, *cell, *([PARTED] if strategy == "zero3" else []))
+        for *cell, micro in cells[degree % 2 :: 2]  # all of them on one degree or the other
     ]
-    found = ranks.run(trained, texts, world_size=degree)
+    if strategy == "zero3":
+        texts.append(config("float32", 1, *more))
+    found = ranks.run(trained, texts, world_size=degree, timeout=120)
     for of_rank in found:
         for run in of_rank:
             difference = plain.largest_difference(run["state"], dict(expected.state_dict()))
@@ -214,13 +216,17 @@ def test_b05_a_window_that_is_not_finite_changes_nothing(ranks: Any, strategy: s
 
 @pytest.mark.parametrize("strategy", STAGES)
 def test_long_windows_add_up_in_fp32_under_bf16(ranks: Any, strategy: str) -> None:
-    # 512 micro-batches a rank, each with a gradient of 2 / 1024: a sum in bf16 stays at 256 of them
+    # of 64 micro-batches a rank the first has a gradient of 56 / 128: a sum in bf16 stays there, as it has no number
+    # between 56 and 56.25, and the 62 that follow have 0.125 / 128 each
+    rows = [one for one in [56.0, *[0.125] * 62, 0.25] for _ in range(2)]
     text = [
         config_text(
             *PLAIN,
-            *own("toys.Slope", "toys.Same", "toys.Listed", rows=[[0.0]] * 1024),
-            "batch.global_batch_size=1024",
+            *own("toys.Slope", "toys.Same", "toys.Listed", rows=[[one] for one in rows]),
+            "+model.by_row=true",
+            "batch.global_batch_size=128",
             "batch.micro_batch_size=1",
+            "batch.layout=arrival",
             "training.duration=1 updates",
             "precision=bf16",
             f"strategy={strategy}",
@@ -230,6 +236,7 @@ def test_long_windows_add_up_in_fp32_under_bf16(ranks: Any, strategy: str) -> No
     ]
     for of_rank in ranks.run(trained, text, world_size=2):
         for run in of_rank:
+            assert [line["micro_batches"] for line in run["lines"]] == [64]
             assert run["state"]["w"].tolist() == [0.0]
             assert run["lines"][0]["grad_norm"] == 1.0
 

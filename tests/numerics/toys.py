@@ -78,14 +78,14 @@ class Listed:
 
 
 class Slope(nn.Module):
-    """One weight from 1; with the task Same the gradient is always 1."""
+    """One weight from 1; with the task Same the gradient of each row is 1, or with `by_row` what the row says."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_row: bool = False) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.ones(1))
+        self.w, self.by_row = nn.Parameter(torch.ones(1)), by_row
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.w.expand(rows.shape[0], 1) * torch.ones(rows.shape[0], 1)
+        return self.w.expand(rows.shape[0], 1) * (rows if self.by_row else torch.ones(rows.shape[0], 1))
 
 
 class Scrambled(nn.Module):
