@@ -11,6 +11,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_verify_is_green(ranks: Any) -> None:
-    (cells, *_) = ranks.run(verified, text(override(CONFIGS["llama tied"])), None, "", world_size=2, timeout=200)
+    (cells, *_) = ranks.run(verified, text(override(CONFIGS["llama tied"])), None, (), world_size=2, timeout=200)
     assert [(one.strategy, one.reason) for one in cells if not one.passed] == []
     assert {"ddp", "fsdp", "zero1", "zero2", "zero3"} <= {one.strategy for one in cells}

@@ -79,17 +79,17 @@ BROKEN: dict[str, tuple[type, Callable[[Any], None], str]] = {
 }
 
 
-def verified(rank: int, world_size: int, text: str, broken: str | None, only: str) -> list[Cell]:
-    """The rows of a verification on these ranks."""
+def verified(rank: int, world_size: int, text: str, broken: str | None, only: tuple[str, ...]) -> list[Cell]:
+    """The rows of a verification on these ranks: of all strategies and pipelines, or of those whose names begin so."""
     report, place = Report(None), Place(rank, world_size, torch.device("cpu"))
     cells = verification.spread
 
     def some(degree: int, *, knows_lengths: bool) -> Any:
-        return (one for one in cells(degree, knows_lengths=knows_lengths) if one.strategy.startswith(only))
+        return (one for one in cells(degree, knows_lengths=knows_lengths) if one.strategy.startswith(only or ""))
 
     pipelines = verification.pipelines
     verification.spread = some
-    if only not in ("", "pp"):
+    if only and "pp" not in only:
         verification.pipelines = lambda _config, _degree: iter(())
     kind, damage, _ = BROKEN[broken] if broken else (None, None, "")
     make = kind.__init__ if kind else None
@@ -111,12 +111,12 @@ def verified(rank: int, world_size: int, text: str, broken: str | None, only: st
     return report.cells
 
 
-@pytest.mark.parametrize("degree", [1, 2, 4])
-def test_every_strategy_agrees_with_one_process(ranks: Any, degree: int) -> None:
-    (first, *_) = ranks.run(verified, config_text(*GPT), None, "", world_size=degree, timeout=300)
+@pytest.mark.parametrize(("degree", "only"), [(1, ()), (2, ()), (4, ("fsdp", "pp"))])
+def test_every_strategy_agrees_with_one_process(ranks: Any, degree: int, only: tuple[str, ...]) -> None:
+    (first, *_) = ranks.run(verified, config_text(*GPT), None, only, world_size=degree, timeout=300)
     assert [(one.strategy, one.reason) for one in first if not one.passed and not one.strategy.startswith("zero")] == []
     kinds = {(one.strategy, one.overrides.get("dp_replicate")) for one in first if one.passed}
-    assert {("ddp", None), ("fsdp", None)} <= kinds if degree > 1 else ("single", None) in kinds
+    assert {("ddp", None), ("fsdp", None)} <= kinds if degree > 1 else ("single", None) in kinds  # ddp's: of pipelines
     assert (("fsdp", 2) in kinds) == (degree == 4)
     assert {one.recompute for one in first} == {"none", "full", "selective"}
     assert {"arrival", "length"} <= {one.layout for one in first}
@@ -126,7 +126,7 @@ def test_every_strategy_agrees_with_one_process(ranks: Any, degree: int) -> None
 @pytest.mark.parametrize("broken", list(BROKEN))
 def test_a_broken_divisor_is_red(ranks: Any, broken: str) -> None:
     _, _, strategy = BROKEN[broken]
-    (first, *_) = ranks.run(verified, config_text(*GPT), broken, strategy or "ddp", world_size=2, timeout=300)
+    (first, *_) = ranks.run(verified, config_text(*GPT), broken, (strategy or "ddp",), world_size=2, timeout=300)
     own_process, *rows = first
     assert own_process.passed
     assert rows
@@ -135,6 +135,6 @@ def test_a_broken_divisor_is_red(ranks: Any, broken: str) -> None:
 
 def test_a_model_whose_rows_influence_one_another_is_said(ranks: Any) -> None:
     text = config_text(*own("test_verify.Coupled", "toys.Same", "test_verify.Numbers"))
-    (first, *_) = ranks.run(verified, text, None, "ddp", world_size=2)
+    (first, *_) = ranks.run(verified, text, None, ("ddp",), world_size=2)
     assert first[0].passed is False
     assert "influence one another" in first[0].reason
