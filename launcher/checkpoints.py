@@ -14,6 +14,8 @@ from launcher.errors import LauncherError, StorageError
 from launcher.run_dir import RunDir, to_json, write_atomic, writing
 
 MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+"""The file of a checkpoint that holds what is no tensor."""
 FORMAT = 1
 """The version of what a checkpoint holds."""
 
@@ -51,11 +53,19 @@ class Checkpoint:
         assert files is not None
         return dict(found)
 
+    def applied(self) -> int | None:
+        """The updates that had changed parameters; None: it doesn't say."""
+        try:
+            return int(json.loads((self.path / PROGRESS).read_text(encoding="utf-8"))["applied"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def problem(self, *, part: int = 0, parts: int = 1) -> str | None:
         """Why it can't be used, in words: a file that is missing, cut off or changed; None: it is whole.
 
         Args:
-            part, parts: read the contents of each `parts`-th file alone, from the one of number `part`.
+            part, parts: read the contents of each `parts`-th file alone, from the one of number `part`; with 0 parts
+                only sizes are looked at.
         """
         try:
             files = self.manifest()["files"]
@@ -67,7 +77,7 @@ class Checkpoint:
                 size = path.stat().st_size
                 if size != said["size"]:
                     return f"{path}: {size} bytes instead of {said['size']}"
-                if index % parts == part and sha256(path) != said["sha256"]:
+                if parts and index % parts == part and sha256(path) != said["sha256"]:
                     return f"{path}: its contents have changed (another checksum)"
             except OSError as error:
                 return f"{path}: can't be read: {error.strerror or error}"
@@ -87,6 +97,18 @@ def completed(run: RunDir) -> list[Checkpoint]:
         return []
     found = [Checkpoint(run.checkpoints / name) for name in names if _NAME.fullmatch(name)]
     return sorted(found, key=lambda one: one.update, reverse=True)
+
+
+def newest_whole(run: RunDir) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint whose files are there in their sizes, their contents unread (None: there is none), and what
+    is wrong with newer ones."""
+    problems: list[str] = []
+    for one in completed(run):
+        problem = one.problem(parts=0)
+        if problem is None:
+            return one, problems
+        problems.append(problem)
+    return None, problems
 
 
 def sha256(path: Path) -> str:
@@ -143,6 +165,13 @@ def put_aside(checkpoint: Checkpoint) -> None:
     with writing(aside):
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(checkpoint.path, aside)
+
+
+def remove_after(run: RunDir, update: int) -> None:
+    """Removes the checkpoints of later updates, so that ranks start from that of `update`. Raises StorageError."""
+    for one in completed(run):
+        if one.update > update:
+            _remove(one.path)
 
 
 def clear_unfinished(run: RunDir) -> None:

@@ -18,6 +18,8 @@ the same update.
   plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run;
                      --draw shows when each rank of a pipeline works on what, and draws it to pipeline.png
   verify             a few updates of this model under every strategy here, against one process: a row for each
+  resume RUN_DIR     goes on from the newest checkpoint [--from N]; overrides may change where and how it runs, and only
+                     with --force what it computes
   status DIR         state, updates, rate and time left of one run or of every run below DIR
   export RUN_DIR     the trained model as one safetensors file [--output FILE]
 
@@ -25,10 +27,10 @@ Overrides are Hydra's: batch.global_batch_size=256 data=text data.train.path=boo
 `launcher train --help` shows the groups and the configuration. In docs/configuration.md stands every key.
 
 Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 the numbers failed, 5 verify found a
-difference; others pass through from your code.
+difference, 75 stopped early with a complete checkpoint, to go on with resume; others pass through from your code.
 """
 
-COMMANDS = ("train", "plan", "verify", "status", "export")
+COMMANDS = ("train", "plan", "verify", "resume", "status", "export")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,6 +86,10 @@ def _dispatch(command: str, rest: list[str]) -> int:
         from launcher.verify import verify
 
         return verify(rest)
+    if command == "resume":
+        from launcher.resume import resume
+
+        return resume(rest)
     from launcher.run_commands import export, status
 
     if command == "status":
@@ -115,7 +121,7 @@ def entry() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     stdout = output.guard()
     # a sweep or a run goes on without its display; of the others the output is all
-    is_all = sys.argv[1:2] != ["train"]
+    is_all = sys.argv[1:2] not in (["train"], ["resume"])
     try:
         code = main()
     except SystemExit as stop:  # of a parser that has printed its help or a refusal

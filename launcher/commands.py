@@ -1,9 +1,9 @@
 """The commands that compose a configuration: train and plan."""
 
+import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks
@@ -14,14 +14,15 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
+from launcher.config.choices import Resume
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
 from launcher.drawing import draw, take_flag, timetable
-from launcher.errors import ConfigError, LauncherError
-from launcher.observe.failure import for_screen
+from launcher.ending import print_end
+from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
-from launcher.prepare import Prepared, draft, folder, settle, short
-from launcher.run_dir import RunDir, State, to_json
+from launcher.prepare import Draft, Prepared, draft, folder, settle, short
+from launcher.run_dir import RunDir, to_json
 
 RUN_DIR = "hydra.run.dir"
 
@@ -53,7 +54,13 @@ def train(argv: Sequence[str]) -> int:
             from launcher.sweep.run import Sweep
 
             return Sweep(hydra, arguments).train()
-        return _run(hydra, composed, arguments, _prepare(composed, arguments))
+        drafted = draft(composed, RUN_DIR)
+        run = RunDir(folder(composed, RUN_DIR))
+        pythonpath = make_importable(arguments)
+        if run.config.exists():
+            return _go_on(hydra, composed, arguments, run, drafted, pythonpath)
+        prepared = settle(drafted, ask(drafted.text, pythonpath), pythonpath)
+        return _run(hydra, composed, arguments, run, prepared)
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -159,12 +166,25 @@ def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
     return settle(drafted, ask(drafted.text, pythonpath), pythonpath)
 
 
-def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Prepared) -> int:
-    """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
-    where = folder(composed, RUN_DIR)
-    if RunDir(where).config.exists():
-        raise ConfigError("hydra.run.dir", where, "this folder already holds a run; give it another, or leave it out")
-    run = RunDir(where)
+def _go_on(
+    hydra: Hydra, composed: DictConfig, arguments: Arguments, run: RunDir, drafted: Draft, pythonpath: Sequence[str]
+) -> int:
+    """Goes on with the run that the folder holds already, where that was asked for."""
+    if drafted.config.checkpoint.resume is Resume.never:
+        problem = "this folder already holds a run; give it another, or leave it out"
+        hint = f"launcher resume {shlex.quote(short(run.path))} goes on with that run, as does checkpoint.resume=auto"
+        raise ConfigError(RUN_DIR, run.path, problem, hint=hint)
+    from launcher.resume import Wish, going_on
+
+    console = Console()
+    with going_on(run, drafted, pythonpath, Wish(), console) as accepted:
+        if accepted is None:
+            return int(Exit.FINISHED)
+        return _inside_hydra(hydra, composed, arguments, lambda: accepted.run_it(console))
+
+
+def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, run: RunDir, prepared: Prepared) -> int:
+    """Starts a new run and follows it. Returns its exit code."""
     plan = prepared.plan_in(run)
     # before Hydra writes there: the folder may have become another's a moment ago
     try:
@@ -174,62 +194,31 @@ def _run(hydra: Hydra, composed: DictConfig, arguments: Arguments, prepared: Pre
     console = Console()
     live = bool(composed.logging.progress)
 
-    def job(_: DictConfig) -> int:
-        print_plan(plan, short(where), console)
+    def job() -> int:
+        print_plan(plan, short(run.path), console)
         launch = prepared.backend.render(run, plan)
         code = prepared.backend.submit(run, plan, launch, console, live=live)
-        _print_end(run, code, console)
+        print_end(run, code, console)
         return code
 
+    return _inside_hydra(hydra, composed, arguments, job)
+
+
+def _inside_hydra(hydra: Hydra, composed: DictConfig, arguments: Arguments, job: Callable[[], int]) -> int:
+    """Runs the job inside Hydra, as `hydra.main` would: its folder, its files, its callbacks."""
     callbacks = Callbacks(composed)
     callbacks.on_run_start(config=composed, config_name=arguments.config_name)
     try:
         done = run_job(
             hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
-            task_function=job,
+            task_function=lambda _: job(),
             config=composed,
-            job_dir_key="hydra.run.dir",
+            job_dir_key=RUN_DIR,
             job_subdir_key=None,
             configure_logging=True,
         )
     except OSError as error:
-        raise ConfigError("hydra.run.dir", where, f"the folder can't be written: {error.strerror}") from error
+        where = folder(composed, RUN_DIR)
+        raise ConfigError(RUN_DIR, where, f"the folder can't be written: {error.strerror}") from error
     callbacks.on_run_end(config=composed, config_name=arguments.config_name, job_return=done)
     return int(done.return_value)
-
-
-def _print_end(run: RunDir, code: int, console: Console) -> None:
-    try:
-        status = run.read_status()
-    except LauncherError as unreadable:
-        status = {"state": State.failed.value, "error": {"rank": None, "reason": str(unreadable)}}
-    if code == 0:
-        result = run.read_json(run.result)
-        _print_result(result, console)
-    elif status.get("error"):
-        error = status["error"]
-        who = "" if error.get("rank") is None else f"rank {error['rank']}: "
-        console.print(f"[bold red]{status['state']}[/bold red] (exit {code})  {who}", end="")
-        console.print(for_screen(error["reason"]), markup=False, highlight=False, soft_wrap=True)
-        if error.get("log") and Path(error["log"]).exists():
-            console.print(f"log     {short(Path(error['log']))}", markup=False, highlight=False)
-    else:
-        console.print(f"{status['state']} (exit {code})")
-    for name in ("tracker", "picture"):
-        if status.get(name):
-            console.print(f"{name} {status[name]}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_result(result: dict[str, object], console: Console) -> None:
-    def number(name: str) -> str:
-        value = result[name]
-        return f"{value:.4f}" if isinstance(value, float) else "-"
-
-    console.print(
-        f"[bold green]finished[/bold green]  {result['update']} updates ({result['applied']} applied) in "
-        f"{result['seconds']:.0f} s"
-    )
-    console.print(f"train loss {number('train_loss')}  validation loss {number('validation_loss')}", highlight=False)
-    if result["baseline_loss"] is not None:
-        console.print(f"loss of the best constant guess {number('baseline_loss')}", highlight=False)

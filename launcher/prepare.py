@@ -79,12 +79,19 @@ def draft(composed: DictConfig, *keys: str) -> Draft:
         composed.hydra.runtime.output_dir = str(where)
     HydraConfig.instance().set_config(composed)
     tasks = task_config(composed)
-    validate(tasks)
     if nowhere is not None:
+        validate(tasks)
         raise nowhere
-    text = freeze(tasks)
+    drafted = draft_of(tasks)
     notes = [f"{key}: nothing reads this key" for key in unread_keys(tasks)]
-    return Draft(parse(text), text, [*notes, *_tracker_notes(text)])
+    return replace(drafted, notes=[*notes, *drafted.notes])
+
+
+def draft_of(tasks: DictConfig) -> Draft:
+    """Checks and freezes a configuration without Hydra's node. Raises LauncherError."""
+    validate(tasks)
+    text = freeze(tasks)
+    return Draft(parse(text), text, _tracker_notes(text))
 
 
 def _tracker_notes(text: str) -> list[str]:
@@ -100,14 +107,17 @@ def _tracker_notes(text: str) -> list[str]:
     ]
 
 
-def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str]) -> Prepared:
+def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str], cwd: str | None = None) -> Prepared:
     """The plan of a drafted run, and where its ranks start.
+
+    Args:
+        cwd: the folder that the ranks work in; None: the current one.
 
     Raises:
         ConfigError: the plan can't work.
     """
     made = make_plan(drafted.config, facts)
-    made = replace(made, cwd=os.getcwd(), pythonpath=list(pythonpath), notes=[*made.notes, *drafted.notes])
+    made = replace(made, cwd=cwd or os.getcwd(), pythonpath=list(pythonpath), notes=[*made.notes, *drafted.notes])
     return Prepared(drafted.text, made, BACKENDS[drafted.config.submit.kind]())
 
 

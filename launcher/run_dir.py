@@ -34,18 +34,32 @@ def write_atomic(path: Path, text: str) -> None:
     Raises:
         StorageError: the disk is full, or the folder has vanished.
     """
-    with writing(path):
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~umask())
-            os.replace(temporary, path)
-        except BaseException:
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Writes the texts of files as `write_atomic` does, and none of them where one doesn't fit on the disk.
+
+    Raises:
+        StorageError: the disk is full, or the folder has vanished.
+    """
+    temporaries: dict[Path, str] = {}
+    try:
+        for path, text in texts.items():
+            with writing(path):
+                descriptor, temporaries[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(temporaries[path], 0o666 & ~umask())
+        for path, temporary in temporaries.items():
+            with writing(path):
+                os.replace(temporary, path)
+    except BaseException:
+        for temporary in temporaries.values():
             Path(temporary).unlink(missing_ok=True)
-            raise
+        raise
 
 
 @contextmanager

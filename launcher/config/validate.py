@@ -16,6 +16,7 @@ from omegaconf import (
     OmegaConf,
 )
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
+from yaml import YAMLError
 
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
@@ -199,12 +200,24 @@ def _group(value: Any, index: int) -> dict[str, Any]:
 
 def parse(text: str) -> Config:
     """The configuration from the text of a config.yaml; ``${oc.env:…}`` is resolved here."""
+    return validate(read(text))
+
+
+def read(text: str) -> DictConfig:
+    """The text of a config.yaml with the types and defaults of the schema; its interpolations stay open.
+
+    Raises:
+        LauncherError: a key that this version doesn't have, or a value of another type.
+    """
     register()
     schema = OmegaConf.create({**SECTIONS, "model_weights": None})
-    raw = OmegaConf.create(text)
-    decays = {decay().name: decay for decay in DECAYS}
-    schema.schedule.decay = decays[raw.schedule.decay.name]
-    return validate(cast(DictConfig, OmegaConf.merge(schema, raw)))
+    try:
+        raw = OmegaConf.create(text)
+        decays = {decay().name: decay for decay in DECAYS}
+        schema.schedule.decay = decays[raw.schedule.decay.name]
+        return cast(DictConfig, OmegaConf.merge(schema, raw))
+    except (OmegaConfBaseException, YAMLError, KeyError, AttributeError) as error:
+        raise LauncherError(f"config.yaml can't be read: {str(error).splitlines()[0]}") from error
 
 
 def load(path: Path) -> Config:

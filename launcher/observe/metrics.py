@@ -1,5 +1,6 @@
 """metrics.jsonl: one line an update, from rank 0."""
 
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ class MetricsFile:
         self._path = path
         with writing(path):
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 — open as long as the run
+            if _is_torn(path):  # by the end of an attempt before this one
+                self._file.write("\n")
         self._attempt = attempt
         self._waiting: list[str] = []
 
@@ -42,6 +45,11 @@ class MetricsFile:
     def close(self) -> None:
         self.flush()
         self._file.close()
+
+
+def _is_torn(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
 
 
 def memory_peak_bytes(device: torch.device) -> int:

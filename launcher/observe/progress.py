@@ -5,12 +5,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from launcher.errors import LauncherError
 from launcher.observe.records import Record, Tail, pace
 from launcher.observe.text import duration_text, loss_text, lr_text, rate_text
 from launcher.run_dir import RunDir
@@ -30,13 +32,17 @@ NARROW = 110
 def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Console) -> None:
     """Shows the updates and validations of a run until `alive` says that it has ended, to the last that was written.
 
-    What stood in the files before counts, and isn't shown again.
+    What stood in the files before counts, and isn't shown again. Of a run that goes on from a checkpoint only what came
+    before that counts: its status says which attempt begins, and after which update.
     """
     run = RunDir(run_dir)
     tail = Tail(run.metrics)
     course = Course(run)
     for record in tail.read():
         course.take(record)
+    with suppress(LauncherError):
+        status = run.read_status()
+        course.go_on(int(status.get("attempt") or 0), int(status.get("update") or 0))
     with Bar(console, course) if live and console.is_terminal else Lines(console, course) as view:
         while True:
             # asked before the look, so that what is written before the end is seen
@@ -83,6 +89,7 @@ class Course:
         self.last: Record | None = None
         self.attempt = 0
         self.skipped: set[int] = set()
+        self._start = 0
         self._recent: deque[Record] = deque(maxlen=RECENT)
 
     @property
@@ -91,7 +98,7 @@ class Course:
 
     @property
     def update(self) -> int:
-        return 0 if self.last is None else int(self.last["update"])
+        return self._start if self.last is None else int(self.last["update"])
 
     @property
     def num_updates(self) -> int | None:
@@ -121,6 +128,14 @@ class Course:
     def of(self, update: int) -> str:
         """``25/100``."""
         return f"{update}" if self.num_updates is None else f"{min(update, self.num_updates)}/{self.num_updates}"
+
+    def go_on(self, attempt: int, update: int) -> None:
+        """A new attempt begins after `update`; nothing changes where records of it were taken already."""
+        if attempt <= self.attempt:
+            return
+        self.attempt, self._start, self.last = attempt, update, None
+        self.skipped = {one for one in self.skipped if one <= update}
+        self._recent.clear()
 
     def take(self, record: Record) -> bool:
         """Counts a record in. False: it says nothing new, since it is of an earlier attempt or an unknown kind."""

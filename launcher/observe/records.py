@@ -51,21 +51,45 @@ def _records(data: bytes) -> Iterator[Record]:
 
 
 def read_metrics(path: Path) -> tuple[list[Record], list[Record]]:
-    """The training and the validation records, each in the order of updates, of the highest attempt of each update."""
+    """The training and the validation records, each in the order of updates, of the highest attempt of each update.
+
+    What an earlier attempt has written of updates from the first of a later one on doesn't count: they are repeated.
+    """
     kinds: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
+    first: dict[int, int] = {}
     for record in Tail(path).read():
         known = kinds.get(str(record.get("kind")))
         if known is None:
             continue
-        before = known.get(record["update"])
-        if before is None or record.get("attempt", 0) >= before.get("attempt", 0):
-            known[record["update"]] = record
-    train, validation = ([known[update] for update in sorted(known)] for known in kinds.values())
+        update, attempt = record["update"], record.get("attempt", 0)
+        if record["kind"] == "train":
+            first[attempt] = min(update, first.get(attempt, update))
+        before = known.get(update)
+        if before is None or attempt >= before.get("attempt", 0):
+            known[update] = record
+
+    def counts(record: Record) -> bool:
+        attempt = record.get("attempt", 0)
+        return all(record["update"] < start for later, start in first.items() if later > attempt)
+
+    train, validation = (
+        [known[update] for update in sorted(known) if counts(known[update])] for known in kinds.values()
+    )
     return train, validation
 
 
 def latest_updates(path: Path) -> list[Record]:
     """The training records at the end of the file that belong to its last attempt, without reading all of it."""
+    train = [one for one in _last_records(path) if one.get("kind") == "train"]
+    return [one for one in train if one.get("attempt", 0) == train[-1].get("attempt", 0)]
+
+
+def next_attempt(path: Path) -> int:
+    """The number of the attempt that goes on: one above the highest that has written a line; 0 for the first."""
+    return 1 + max((int(one.get("attempt", 0)) for one in _last_records(path)), default=-1)
+
+
+def _last_records(path: Path) -> list[Record]:
     try:
         with open(path, "rb") as file:
             start = max(0, file.seek(0, 2) - _END)
@@ -74,8 +98,7 @@ def latest_updates(path: Path) -> list[Record]:
     except FileNotFoundError:
         return []
     first = data.find(b"\n") + 1 if start else 0
-    train = [one for one in _records(data[first : data.rfind(b"\n") + 1]) if one.get("kind") == "train"]
-    return [one for one in train if one.get("attempt", 0) == train[-1].get("attempt", 0)]
+    return list(_records(data[first : data.rfind(b"\n") + 1]))
 
 
 def pace(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:

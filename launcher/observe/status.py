@@ -1,5 +1,6 @@
 """Where a run stands, or every run of a sweep, from their files alone."""
 
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
 from launcher.observe.records import latest_updates, pace
 from launcher.observe.text import duration_text, loss_text, rate_text
@@ -44,6 +46,13 @@ class RunStatus:
     error: str | None
     is_gone: bool = False
     """Whether the process that looks after its ranks was one of this machine, and has ended."""
+    checkpoint: int | None = None
+    """The update of the newest complete checkpoint."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it has ended, or can't be running any more, and isn't finished."""
+        return self.is_silent or self.state in (State.stopped, State.failed, State.cancelled)
 
     @property
     def is_silent(self) -> bool:
@@ -67,9 +76,10 @@ def read_run(run_dir: Path) -> RunStatus:
         state = State(status.get("state"))
     except ValueError:
         raise LauncherError(f"{run.status}: unknown state {status.get('state')!r}") from None
-    recent = latest_updates(run.metrics)[-RECENT:]
+    update, attempt = int(status.get("update") or 0), int(status.get("attempt") or 0)
+    # of an attempt that has only begun nothing is known yet, and what the one before it says is past
+    recent = [one for one in latest_updates(run.metrics)[-RECENT:] if one.get("attempt", 0) >= attempt]
     last = recent[-1] if recent else {}
-    update = int(status.get("update") or 0)
     if state in _ALIVE:  # status.json is written less often than the metrics
         update = max(update, int(last.get("update") or 0))
     samples_per_s, seconds = pace(recent)
@@ -84,13 +94,14 @@ def read_run(run_dir: Path) -> RunStatus:
         update=update,
         applied=int(status.get("applied") or 0),
         num_updates=num_updates,
-        attempt=int(status.get("attempt") or 0),
+        attempt=attempt,
         loss=last.get("loss"),
         samples_per_s=samples_per_s,
         seconds_left=left,
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),
+        checkpoint=newest.update if (newest := newest_whole(run)[0]) is not None else None,
     )
 
 
@@ -155,9 +166,17 @@ def render_status(folder: Path, console: Console) -> None:
         rows.append(_row(name, status))
         was_restarted |= status.attempt > 0
         problems += [f"{name}: {problem}" for problem in _problems(status, whole=len(paths) == 1)]
+        if status.is_resumable:
+            problems.append(f"{name}: {_how_to_go_on(status, path)}")
     console.print(_table(rows, with_attempt=was_restarted))
     for problem in problems:
         console.print(problem, markup=False, highlight=False, soft_wrap=True)
+
+
+def _how_to_go_on(status: RunStatus, path: Path) -> str:
+    total = "" if status.num_updates is None else f"/{status.num_updates}"
+    start = "the beginning (no checkpoint)" if status.checkpoint is None else f"update {status.checkpoint}{total}"
+    return f"goes on from {start}: launcher resume {shlex.quote(str(path))}"
 
 
 def _table(rows: list[list[str]], *, with_attempt: bool) -> Table:

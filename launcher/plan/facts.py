@@ -75,19 +75,24 @@ def torch_is_installed() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def ask(config_yaml: str, pythonpath: Sequence[str]) -> Facts:
+def ask(config_yaml: str, pythonpath: Sequence[str], cwd: str | None = None) -> Facts:
     """The facts of the configuration in `config_yaml` (the text of config.yaml), from a process that imports torch.
+
+    Args:
+        cwd: the folder in which user code is asked; None: the current one.
 
     Raises:
         LauncherError: what that process refused, in its own words.
     """
-    (said,) = ask_all([config_yaml], pythonpath)
+    (said,) = ask_all([config_yaml], pythonpath, cwd)
     if isinstance(said, LauncherError):
         raise said
     return said
 
 
-def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Facts | LauncherError]:
+def ask_all(
+    config_yamls: Sequence[str], pythonpath: Sequence[str], cwd: str | None = None
+) -> list[Facts | LauncherError]:
     """The facts of each configuration, or why it was refused, all from one process.
 
     Raises:
@@ -95,12 +100,13 @@ def ask_all(config_yamls: Sequence[str], pythonpath: Sequence[str]) -> list[Fact
     """
     if not torch_is_installed():
         return [Facts() for _ in config_yamls]
-    text = ask_torch("launcher.train.probe", json.dumps(list(config_yamls)), pythonpath, "the model and the data")
+    question, asked = json.dumps(list(config_yamls)), "the model and the data"
+    text = ask_torch("launcher.train.probe", question, pythonpath, asked, cwd)
     answers = json.loads(text)
     return [LauncherError(one["refused"]) if "refused" in one else Facts(**one["facts"]) for one in answers]
 
 
-def ask_torch(module: str, question: str, pythonpath: Sequence[str], asked: str) -> str:
+def ask_torch(module: str, question: str, pythonpath: Sequence[str], asked: str, cwd: str | None = None) -> str:
     """What ``python -m module`` answers to `question`, in a process that may import torch. `asked`: whom, in words.
 
     Raises:
@@ -114,6 +120,7 @@ def ask_torch(module: str, question: str, pythonpath: Sequence[str], asked: str)
             [sys.executable, "-m", module, str(answer.fileno())],
             env={**rank_environment(pythonpath), "LAUNCHER_PARENT_PID": str(os.getpid())},
             stdin=said,
+            cwd=cwd,
             pass_fds=[answer.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -146,12 +153,21 @@ def check_against(planned: Facts, seen: Facts) -> None:
     Raises:
         ConfigError: one of them differs.
     """
-    for one in fields(Facts):
-        if one.name == "cuda_devices":
-            continue
-        before, now = getattr(planned, one.name), getattr(seen, one.name)
-        if before not in (None, [], {}) and before != now:
-            raise ConfigError(one.name, now, f"the plan was made for {before}: the data or the model has changed since")
+    for name, before, now in changed(planned, seen):
+        raise ConfigError(name, now, f"the plan was made for {before}: the data or the model has changed since")
+
+
+def changed(planned: Facts, seen: Facts) -> list[tuple[str, Any, Any]]:
+    """The facts of the model and the data that were planned (not None or empty) and are different: name, both values.
+
+    What a node has is none of them.
+    """
+    both = [
+        (one.name, getattr(planned, one.name), getattr(seen, one.name))
+        for one in fields(Facts)
+        if one.name != "cuda_devices"
+    ]
+    return [(name, before, now) for name, before, now in both if before not in (None, [], {}) and before != now]
 
 
 def to_dict(facts: Facts) -> dict[str, Any]:

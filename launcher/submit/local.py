@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from launcher.errors import Exit, LauncherError
+from launcher.lock import holding
 from launcher.observe.progress import follow
 from launcher.outcome import SCRATCH, choose_scratch, record, take_left
 from launcher.plan.plan import Plan
@@ -28,7 +29,7 @@ class Local:
         log = run.logs / "agent.log"
         scratch = choose_scratch()
         own = {PARENT: str(os.getpid()), SCRATCH: str(scratch)}
-        with SignalsPassedOn() as signals:
+        with holding(run), SignalsPassedOn() as signals:
             with writing(log), open(log, "ab") as output:
                 agent = subprocess.Popen(
                     launch.argv[0],

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from launcher.errors import LauncherError
+from launcher.lock import holding
 from launcher.outcome import SCRATCH, discard, record
 from launcher.process import end_with_parent
 from launcher.run_dir import RunDir, State
@@ -36,6 +38,11 @@ if __name__ == "__main__":
     if not (arguments.run_dir / "plan.json").is_file():
         parser.error(f"{arguments.run_dir}: no run here; launcher train makes one")
 
-    from launcher.train.elastic import run_node
+    try:
+        with holding(RunDir(arguments.run_dir)):
+            from launcher.train.elastic import run_node
 
-    sys.exit(run_node(arguments.run_dir, arguments.task))
+            code = run_node(arguments.run_dir, arguments.task)
+    except LauncherError as error:
+        parser.error(str(error))
+    sys.exit(code)

@@ -16,13 +16,14 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints"}
+GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints", "lock"}
 MAY_IMPORT = {
     "errors": set(),
     "run_dir": {"errors"},
     "outcome": {"errors", "run_dir"},
     "process": {"errors"},
     "checkpoints": {"errors", "run_dir"},
+    "lock": {"errors", "run_dir"},
     "config": GROUND,
     "plan": GROUND | {"config"},
     "observe": GROUND | {"config"},
@@ -47,8 +48,11 @@ WITHOUT_TORCH = (
     "run_commands",
     "export",
     "verify",
+    "resume",
+    "ending",
     "run_dir",
     "checkpoints",
+    "lock",
     "errors",
 )
 """Rooms and modules that are imported where torch may be absent or would be slow to load."""

@@ -11,16 +11,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from launcher import checkpoints
-from launcher.checkpoints import Checkpoint
+from launcher.checkpoints import PROGRESS, Checkpoint
 from launcher.errors import LauncherError, StorageError
 from launcher.run_dir import RunDir, to_json, write_atomic, writing
 from launcher.train.checkpoint import planner
 from launcher.train.checkpoint.pieces import Piece
 
 T = TypeVar("T")
-
-PROGRESS = "progress.json"
-"""The file of a checkpoint that holds what is no tensor."""
 
 
 @dataclass(frozen=True)
