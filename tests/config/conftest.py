@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from launcher import commands
+from launcher import commands, resume
 from launcher.cli import main
 from launcher.plan.facts import Facts
 
@@ -50,4 +50,5 @@ def command(
 
 @pytest.fixture
 def no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "ask", lambda *_: Facts())
+    for module in (commands, resume):
+        monkeypatch.setattr(module, "ask", lambda *_: Facts())

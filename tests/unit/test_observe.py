@@ -14,7 +14,7 @@ from launcher.errors import LauncherError
 from launcher.observe import progress
 from launcher.observe.plot import draw_loss
 from launcher.observe.progress import follow
-from launcher.observe.records import Tail, latest_updates, read_metrics
+from launcher.observe.records import Tail, latest_updates, next_attempt, read_metrics
 from launcher.observe.status import find_runs, read_run, render_status
 from launcher.observe.text import duration_text, lr_text, rate_text, some
 
@@ -101,7 +101,7 @@ def test_the_highest_attempt_of_an_update_counts(tmp_path: Path) -> None:
     lines += [train(2, loss=20.0, attempt=1), validation(2, loss=8.0, attempt=1)]
     add(tmp_path, *lines)
     trained, validated = read_metrics(tmp_path / "metrics.jsonl")
-    assert [(one["update"], one["loss"]) for one in trained] == [(1, 1.0), (2, 20.0), (3, 3.0)]
+    assert [(one["update"], one["loss"]) for one in trained] == [(1, 1.0), (2, 20.0)]  # 3 is repeated
     assert [one["loss"] for one in validated] == [8.0]
     assert [one["update"] for one in latest_updates(tmp_path / "metrics.jsonl")] == [2]
 
@@ -173,6 +173,52 @@ def test_what_stood_there_before_is_not_shown_again(tmp_path: Path) -> None:
     add(run, *map(train, range(1, 41)), validation(40))
     shown = followed(run, lambda: add(run, train(41, attempt=1)))
     assert [line.split("  ")[0] for line in shown] == ["attempt 1: goes on with update 41/100", "update 41/100"]
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_a_resumed_run_shows_nothing_of_what_it_repeats(tmp_path: Path, width: int | None) -> None:
+    run = make_run(tmp_path / "run", state="submitted", update=20, attempt=1)
+    add(run, *(train(k, skipped=int(k in (5, 31)), loss=9.87) for k in range(1, 41)))
+    shown = followed(
+        run, lambda: None, lambda: add(run, *(train(k, attempt=1) for k in range(21, 24))), lambda: None, width=width
+    )
+    text = "\n".join(shown)
+    assert "9.87" not in text
+    assert "40/100" not in text
+    assert "attempt 1: goes on" not in text  # who resumes it has said so
+    assert "1 skipped" in text  # update 5 stays, update 31 is repeated
+    if width is None:
+        assert [line.split("  ")[0] for line in shown] == ["update 21/100", "update 23/100"]
+    else:
+        assert "20/100" in text
+        assert "23/100" in [line for line in shown if "/100" in line][-1]
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_a_resumed_run_that_ends_at_once_shows_no_old_numbers(tmp_path: Path, width: int | None) -> None:
+    run = make_run(tmp_path / "run", state="submitted", update=20, attempt=1)
+    add(run, *(train(k, loss=9.87) for k in range(1, 41)))
+    assert "9.87" not in "".join(followed(run, lambda: None, width=width))
+
+
+def test_attempts_are_counted_on_from_what_is_written(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert next_attempt(metrics) == 0
+    add(tmp_path, train(1), train(2, attempt=3), validation(2, attempt=3))
+    assert next_attempt(metrics) == 4
+    add(tmp_path, *(train(k, attempt=3) for k in range(3, 2000)), '{"kind": "train", "att')
+    assert next_attempt(metrics) == 4
+
+
+def test_a_line_that_was_torn_does_not_take_the_next_attempts_first_with_it(tmp_path: Path) -> None:
+    from launcher.observe.metrics import MetricsFile  # and with it torch
+
+    metrics = tmp_path / "metrics.jsonl"
+    add(tmp_path, train(1), train(2)[:30])
+    file = MetricsFile(metrics, attempt=1)
+    file.train(update=2, loss=7.0)
+    file.close()
+    assert [(one["update"], one["attempt"]) for one in read_metrics(metrics)[0]] == [(1, 0), (2, 1)]
 
 
 def test_the_plan_may_say_how_many_updates_only_later(tmp_path: Path) -> None:
@@ -249,6 +295,41 @@ def test_status_of_a_run(tmp_path: Path) -> None:
     assert (status.state.value, status.update, status.num_updates, status.attempt) == ("running", 10, 100, 1)
     assert (status.samples_per_s, status.seconds_left, status.loss) == (128.0, 45.0, 3.21)
     assert not status.is_silent
+
+
+def test_status_of_a_run_that_has_just_been_resumed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", state="running", update=20, attempt=1)
+    add(run, *map(train, range(1, 41)))
+    status = read_run(run)
+    assert (status.update, status.loss, status.samples_per_s, status.seconds_left) == (20, None, None, None)
+
+
+def test_how_a_run_goes_on_is_shown_where_it_can(tmp_path: Path) -> None:
+    def checkpoint(run: Path, update: int, *, size: int = 3) -> None:
+        folder = run / "checkpoints" / f"update_{update:010d}"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text("abc")
+        files = {"state": {"size": size, "sha256": "0"}}
+        (folder / "manifest.json").write_text(json.dumps({"format": 1, "update": update, "files": files}))
+
+    sweep = tmp_path / "sweep"
+    stopped = make_run(sweep / "0 stopped", state="stopped", exit_code=75, update=60, attempt=2)
+    checkpoint(stopped, 40)
+    checkpoint(stopped, 60)
+    checkpoint(stopped, 80, size=4)  # cut off
+    make_run(sweep / "1", state="failed", exit_code=3, error={"rank": 0, "reason": "broken"})
+    checkpoint(make_run(sweep / "2", state="running"), 20)
+    checkpoint(make_run(sweep / "3", state="finished", exit_code=0, update=100), 100)
+    checkpoint(make_run(sweep / "4", state="running", heartbeat=time.time() - 100), 20)
+    out = io.StringIO()
+    render_status(sweep, Console(file=out, width=80))
+    said = [line for line in out.getvalue().splitlines() if "goes on from" in line]
+    assert said == [
+        f"1: goes on from the beginning (no checkpoint): launcher resume {sweep}/1",
+        f"4: goes on from update 20/100: launcher resume {sweep}/4",
+        f"0 stopped: goes on from update 60/100: launcher resume '{sweep}/0 stopped'",
+    ]
+    assert "attempt" in out.getvalue().splitlines()[0]
 
 
 def test_a_run_that_has_only_been_planned(tmp_path: Path) -> None:
