@@ -24,15 +24,16 @@ def reach(moment: str) -> None:
 
 
 class Data(Targets):
-    """Reading sample `at` is the moment `moment`."""
+    """Reading sample `at` is the moment `moment`; each takes `pause` seconds."""
 
-    def __init__(self, targets: list[Any], at: int, moment: str) -> None:
+    def __init__(self, targets: list[Any], at: int, moment: str, pause: float = 0) -> None:
         super().__init__(targets)
-        self.at, self.moment = at, moment
+        self.at, self.moment, self.pause = at, moment, pause
 
     def __getitem__(self, index: int) -> Any:
         if index == self.at:
             reach(self.moment)
+        time.sleep(self.pause)
         return super().__getitem__(index)
 
 
