@@ -36,9 +36,10 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(BIN)/launcher train $(ARGS)
 
+# Half of what ranks and runs take is imports on one core, so two tests run side by side, each from its half of the files.
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow"
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 quick: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow and not thorough"

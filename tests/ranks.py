@@ -88,7 +88,7 @@ class RankPool:
         return [rank.process.pid for rank in self._ranks]
 
     def run(
-        self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, world_size: int | None = None
+        self, function: Callable[..., Any], *args: Any, timeout: float = 120.0, world_size: int | None = None
     ) -> list[Any]:
         """Calls ``function(rank, world_size, *args)`` on every rank, inside a gloo group of them alone.
 

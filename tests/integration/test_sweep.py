@@ -72,9 +72,9 @@ def test_i01_i06_each_run_of_a_sweep_is_what_it_is_alone(tmp_path: Path) -> None
             "error": None,
             "metric": result["train_loss"],
         }
-    backward = sweep(tmp_path, *base, f"optimizer.lr={','.join(reversed(RATES))}", name="backward")
+    backward = sweep(tmp_path, *base, "optimizer.lr=0.25,1", name="backward")
     assert backward.code == 0, backward.out + backward.err
-    for num, rate in enumerate(reversed(RATES)):
+    for num, rate in enumerate(("0.25", "1")):
         assert member(backward, num).json("result.json")["weights_sha256"] == hashes[rate]
     alone = launch(tmp_path, "train", *base, "optimizer.lr=0.25")
     assert alone.json("result.json")["weights_sha256"] == hashes["0.25"]
@@ -104,7 +104,7 @@ def test_of_four_runs_two_fail_and_the_others_finish(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_running_run_and_cancels_the_rest(tmp_path: Path, number: signal.Signals) -> None:
     hanging = ["data.train._target_=faults.Faulty", "+data.train.how=hang", "+data.train.at=2", "run.seed=0,1,2"]
-    arguments = [*mean([1, 3, 5, 9]), *TWO_RANKS, *hanging, "hydra.sweep.dir=sweep"]
+    arguments = [*mean([1, 3, 5, 9]), *TWO_RANKS, *hanging, "checkpoint.stop_within=1", "hydra.sweep.dir=sweep"]
     start = subprocess.Popen(
         argv("train", "-m", *arguments),
         cwd=tmp_path,

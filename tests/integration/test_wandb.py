@@ -15,14 +15,21 @@ UPDATES = mean("[6,[0,0,0],1,2]", "batch.global_batch_size=1")
 ONE_RANK, TWO_RANKS = "cluster.ranks_per_node=1", "cluster.ranks_per_node=2"
 
 
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory):
+    """Where matplotlib keeps what it knows of fonts, which it would gather anew in every empty home."""
+    return tmp_path_factory.mktemp("matplotlib")
+
+
 @pytest.fixture(autouse=True)
-def no_login(monkeypatch, tmp_path):
+def no_login(monkeypatch, tmp_path, fonts):
     """Nobody is logged in, and nothing of the user's own settings is seen."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_NAME"):
         monkeypatch.delenv(name, raising=False)
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MPLCONFIGDIR", str(fonts))
     monkeypatch.setenv("NETRC", str(home / "netrc"))
 
 
