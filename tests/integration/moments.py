@@ -52,11 +52,11 @@ class Model(Scalar):
 
 
 class Heavy(Scalar):
-    """Two megabytes that are saved with it and take no part."""
+    """Four bytes times `size` that are saved with it and take no part."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 500_000) -> None:
         super().__init__()
-        self.register_buffer("ballast", torch.zeros(500_000))
+        self.register_buffer("ballast", torch.zeros(size))
 
 
 class Harmful(Targets):

@@ -71,6 +71,29 @@ def test_a_model_that_does_not_fit_is_not_there_in_half(tmp_path: Path, disk: Pa
 
 
 @pytest.mark.needs("mount")
+@pytest.mark.parametrize("on_error", ["go_on", "stop"])
+def test_a_checkpoint_that_does_not_fit_is_said_and_the_one_before_stays(
+    tmp_path: Path, disk: Path, on_error: str
+) -> None:
+    """A disk of a megabyte holds one of 600 kB, and neither a second nor the model beside it."""
+    run = disk / "run"
+    heavy = ["model._target_=moments.Heavy", "+model.size=150000", f"hydra.run.dir={run}", "data.validation=null"]
+    saves = ["checkpoint.every=2 updates", "checkpoint.keep_last=1", f"checkpoint.on_error={on_error}"]
+    done = launch(tmp_path, "train", *mean([1, 2, 3, 4, 5, 6]), *RANKS, *heavy, *saves, PYTHONPATH=HERE)
+    assert [one.name for one in (run / "checkpoints").iterdir()] == ["update_0000000002"]
+    log = (run / "logs" / "rank_0.log").read_text()
+    assert "no checkpoint could be saved" in log
+    assert "No space left on device" in log
+    assert_said(done, "No space left on device")
+    assert ("model.safetensors" in done.out) == (on_error == "go_on"), done.out
+    status = Done(done.code, "", "", run).json("status.json")
+    assert status["checkpoint"]["update"] == 2
+    if on_error == "go_on":
+        assert status["update"] == 3
+        assert "No space left on device" in status["checkpoint_problem"]
+
+
+@pytest.mark.needs("mount")
 def test_a_disk_that_is_full_beforehand_refuses_the_run(tmp_path: Path, disk: Path) -> None:
     (disk / "filler").write_bytes(bytes(2**20 - 4096))
     done = launch(tmp_path, "train", *mean([1, 2]), *RANKS, f"hydra.run.dir={disk / 'run'}")

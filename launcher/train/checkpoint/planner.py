@@ -19,9 +19,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from launcher.errors import LauncherError
 from launcher.train.checkpoint.pieces import Box, Piece
@@ -37,7 +47,7 @@ def write(pieces: Sequence[Piece], folder: Path, group: dist.ProcessGroup | None
     Raises:
         CheckpointException: on every rank, where one couldn't write.
     """
-    writer, plans = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True), _SavePieces(pieces)
+    writer, plans = _Writer(folder, single_file_per_rank=True, sync_files=True), _SavePieces(pieces)
     if not alone:
         save({}, storage_writer=writer, planner=plans, process_group=group)
         return
@@ -126,6 +136,18 @@ class _LoadPieces(DefaultLoadPlanner):
         for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             value = value.narrow(axis, offset, length)
         return value
+
+
+class _Writer(FileSystemWriter):
+    """Says what the system has refused, which torch's serializer hides behind its own complaint."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
 
 class _Reader(FileSystemReader):
