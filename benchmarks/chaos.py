@@ -1,9 +1,9 @@
 """A training under random faults: it has to come to its end by itself or with `launcher resume`, and to the very
 weights of one that nobody disturbed.
 
-Faults: SIGKILL to a rank, to the agent or to the launcher, SIGTERM to one rank, SIGINT to the launcher, a byte flipped in
-the newest checkpoint or its end cut off (and a rank killed, so that it is looked at), and a full disk, where the folder
-lies on a file system that the script may fill: on Linux as root it mounts a small one.
+Faults: SIGKILL to a rank, to the agent or to the launcher, SIGTERM to one rank, SIGINT to the launcher, a byte flipped
+in the newest checkpoint or its end cut off (and a rank killed, so that it is looked at), and a full disk, where the
+folder lies on a file system that the script may fill: on Linux as root it mounts a small one.
 
     python benchmarks/chaos.py
     python benchmarks/chaos.py --faults 5 --updates 30 --seed 7
@@ -33,7 +33,7 @@ GOES_ON = (0, 3, 75, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIG
 class SlowSamples:
     """Numbers that take a moment to read, so that faults meet a run in the middle."""
 
-    def __init__(self, count: int = 40, seconds: float = 0.01) -> None:
+    def __init__(self, count: int = 40, seconds: float = 0.02) -> None:
         self.count, self.seconds = count, seconds
 
     def __len__(self) -> int:
@@ -96,9 +96,14 @@ class Course:
     def is_up(self) -> bool:
         return self.launcher is not None and self.launcher.poll() is None
 
-    def update(self) -> int:
-        with suppress(Exception):
-            return int(self.run.read_status()["update"])
+    def is_held(self) -> bool:
+        """Whether the last start was refused since somebody else has the folder."""
+        return "another launcher is running here" in (self.folder / "output.log").read_text(errors="replace")[-500:]
+
+    def lines(self) -> int:
+        """How many updates have been reported, repeated ones too."""
+        with suppress(OSError):
+            return self.run.metrics.read_bytes().count(b"\n")
         return 0
 
     def agent(self) -> int | None:
@@ -228,20 +233,27 @@ def disturbed(course: Course, faults: Faults, chosen: random.Random, wanted: int
     codes: list[int] = []
     while True:
         course.start()
+        waits_for = 0
         while course.is_up:
-            time.sleep(chosen.uniform(0.2, 3.0))
-            if sum(done.values()) >= wanted or not course.is_up or not course.ranks():
+            time.sleep(chosen.uniform(0.2, 2.0))
+            if sum(done.values()) >= wanted or not course.ranks() or course.lines() < waits_for:
                 continue
+            # most faults meet a run that has trained on since the last one, and some its start
+            waits_for = course.lines() + chosen.choice((0, 1, 3, 9))
             name = faults.next()
             if name is not None:
                 done[name] = done.get(name, 0) + 1
-                print(f"  update {course.update():>4}: {name}", flush=True)
+                print(f"  {course.lines():>4} updates reported: {name}", flush=True)
         code = course.wait(1)
+        if code == 2 and course.is_held():  # its agent, whose launcher was killed, is still about to stop
+            time.sleep(0.5)
+            continue
         codes.append(code)
         if code == 0:
             break
         if code not in GOES_ON and -code not in (signal.SIGKILL, signal.SIGINT):
-            raise SystemExit(f"a disturbed run ended with {code}; see {course.folder / 'output.log'}")
+            text = (course.folder / "output.log").read_text(errors="replace")
+            raise SystemExit(f"a disturbed run ended with {code}:\n{text[-3000:]}")
     print(f"  {course.starts} starts, which ended with {codes}")
     return done
 

@@ -12,13 +12,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import StorageError
+from launcher.checkpoints import completed
+from launcher.errors import Exit, StorageError
 from launcher.run_dir import RunDir, State, to_json
 
 SCRATCH = "LAUNCHER_SCRATCH"
 """The environment variable that names a node's temporary folder. Who starts the node chooses the name, and removes what
 is left of it where the node's agent was killed."""
 
+ATTEMPT = "LAUNCHER_ATTEMPT"
+"""The one that tells a rank how often the run's ranks had been started before."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
@@ -98,6 +101,11 @@ def _held(path: Path) -> Iterator[None]:
 
 def _lock(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
+
+
+def of_stop(run: RunDir, number: int) -> tuple[State, int]:
+    """State and exit code of a run that was ended because of signal `number`: one with a checkpoint is resumable."""
+    return (State.stopped, int(Exit.STOPPED)) if completed(run) else (State.cancelled, 128 + number)
 
 
 def record(run: RunDir, *, state: State, exit_code: int, error: dict[str, Any] | None = None) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 PARENT = "LAUNCHER_PARENT_PID"
 """The environment variable in which a process tells its children who they end with."""
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a run to stop: a user's Ctrl-C, a scheduler, a terminal that closes."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,5 +1,7 @@
 """The files of a run, where the submitting half and the ranks meet: names, atomic writes, status."""
 
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, StorageError
+
+LOCKED_FOR = 2.0
+"""Seconds that a writer of the status waits for another one."""
 
 
 class State(Enum):
@@ -96,6 +101,30 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Keeps others out, so that what one writes isn't lost to one who has read before. Not where the file system has no
+    locks, and not for long: one who was stopped in the middle keeps nobody waiting."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # what is written next says why
+        yield
+        return
+    end = time.monotonic() + LOCKED_FOR
+    try:
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno != errno.EWOULDBLOCK:
+                    break
+                time.sleep(0.005)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 _unwritten: dict[Path, dict[str, Any]] = {}
@@ -211,6 +240,10 @@ class RunDir:
         Raises:
             StorageError: it can't be written; `read_status` gives it to this process all the same.
         """
+        with _one_writer(self.path):
+            self._write_status(state, fields)
+
+    def _write_status(self, state: State, fields: dict[str, Any]) -> None:
         old: dict[str, Any] = {
             "state": state.value,
             "exit_code": None,

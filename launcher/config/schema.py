@@ -89,10 +89,12 @@ class TrainingConfig:
     """So many skipped updates in a row end the run (exit 4)."""
     loss_spike: LossSpike = LossSpike.none
     """What an update does whose loss lies far above those before it: none, skip (its samples are consumed, nothing
-    changes), or rollback (back to the newest checkpoint, and past this window)."""
+    changes), or rollback (parameters and optimizer go back to the newest checkpoint, and training goes on after this
+    window: those between are left out)."""
     loss_spike_deviations: float = 10.0
     """How far above is far: so many deviations above the median of the last `loss_spike_window` losses, where a
-    deviation is 1.4826 times their median absolute deviation (one standard deviation of normal ones)."""
+    deviation is 1.4826 times their median absolute deviation (one standard deviation of normal ones), and at least a
+    hundredth of the median."""
     loss_spike_window: int = 50
     """Losses that a loss is compared with; fewer at the start, and none before there are 10."""
     time_limit: Any = None
@@ -101,9 +103,10 @@ class TrainingConfig:
     hang_after: Any = "30 minutes"
     """A rank that has done nothing for so long hangs: every rank's stacks go to its log, and the run is restarted or
     ended (exit 3). null: never."""
-    max_restarts: int = 3
-    """How often ranks are started again from the newest checkpoint after one was killed, lost or hung. One that raised
-    an error of its own ends the run at once."""
+    max_restarts: Any = "auto"
+    """How often ranks are started again after one was killed, lost or hung, from the newest checkpoint; auto: 3 times,
+    and not before there is one, for a run that fails so early would most likely fail again. A rank that raised an
+    error of its own ends the run at once."""
 
 
 @dataclass

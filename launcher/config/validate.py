@@ -153,8 +153,9 @@ def _check_numbers(config: Config) -> None:
     if most < 1:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
     _check_times(config)
-    if config.training.max_restarts < 0:
-        raise ConfigError("training.max_restarts", config.training.max_restarts, "must be at least 0")
+    restarts = config.training.max_restarts
+    if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
+        raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
     if not 0 < config.training.loss_spike_deviations < float("inf"):
         raise ConfigError(
             "training.loss_spike_deviations", config.training.loss_spike_deviations, "must be a number above 0"

@@ -30,10 +30,6 @@ class MetricsFile:
         """The line of a validation."""
         self._waiting.append(json_line({"kind": "validation", "attempt": self._attempt, **fields}))
 
-    def checkpoint(self, **fields: Any) -> None:
-        """The line of a checkpoint."""
-        self._waiting.append(json_line({"kind": "checkpoint", "attempt": self._attempt, **fields}))
-
     def flush(self) -> None:
         """Hands the waiting lines to the system in one write. Raises StorageError where it takes them no more."""
         if self._waiting:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from launcher.errors import LauncherError
+from launcher.observe.news import News
 from launcher.observe.records import Record, Tail, pace
 from launcher.observe.text import duration_text, loss_text, lr_text, rate_text
 from launcher.run_dir import RunDir
@@ -36,7 +37,7 @@ def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Con
     before that counts: its status says which attempt begins, and after which update.
     """
     run = RunDir(run_dir)
-    tail = Tail(run.metrics)
+    tail, news = Tail(run.metrics), News(run)
     course = Course(run)
     for record in tail.read():
         course.take(record)
@@ -49,6 +50,8 @@ def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Con
             is_running = alive()
             for record in tail.read():
                 _show(course, view, record)
+            for line in news.read():
+                view.say(line)
             view.refresh()
             if not is_running:
                 return

@@ -22,6 +22,7 @@ from launcher.config.choices import WandbMode
 from launcher.config.schema import WandbConfig
 from launcher.config.validate import load
 from launcher.observe.records import Record, Tail
+from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def _first_line(error: Exception) -> str:
 
 def main(run_dir: str, attempt: str) -> None:
     """Follows a run until standard input says that it is over. Asks nothing: what reads input finds none."""
+    for number in STOP_SIGNALS:  # a scheduler sends them to every process, and the end of the run is told by its rank
+        signal.signal(number, signal.SIG_IGN)
     control = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -12,9 +12,9 @@ from rich.console import Console
 from launcher.errors import Exit, LauncherError
 from launcher.lock import holding
 from launcher.observe.progress import follow
-from launcher.outcome import SCRATCH, choose_scratch, record, take_left
+from launcher.outcome import SCRATCH, choose_scratch, of_stop, record, take_left
 from launcher.plan.plan import Plan
-from launcher.process import PARENT
+from launcher.process import PARENT, STOP_SIGNALS
 from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
 
@@ -43,7 +43,8 @@ class Local:
                 )
             try:
                 signals.to(agent)
-                run.write_status(state=State.submitted, pids={"launcher": os.getpid(), "agent": agent.pid})
+                pids = {"launcher": os.getpid(), "agent": agent.pid}
+                run.write_status(state=State.submitted, pids=pids, exit_code=None, error=None)
                 follow(run.path, lambda: agent.poll() is None, live=live, console=console)
                 code = agent.wait()
             finally:
@@ -51,19 +52,21 @@ class Local:
                     agent.kill()
                     agent.wait()
                 take_left(scratch, run)
-        return _outcome(run, code, log, signals.first)
+        return _outcome(run, code, log, signals)
 
 
-def _outcome(run: RunDir, code: int, log: Path, stopped_by: int | None) -> int:
+def _outcome(run: RunDir, code: int, log: Path, signals: "SignalsPassedOn") -> int:
     try:
         said = run.read_status()["exit_code"]
     except LauncherError:
         said = None
     if said is not None:
         return int(said)
-    if stopped_by is not None:  # before the agent could take the signal
-        record(run, state=State.cancelled, exit_code=128 + stopped_by)
-        return 128 + stopped_by
+    if signals.first is not None:  # before the agent could take the signal, or at once by a second one
+        state, code = of_stop(run, signals.first)
+        code = 128 + signals.first if signals.at_once else code
+        record(run, state=state, exit_code=code)
+        return code
     if not run.plan.is_file():
         record(run, state=State.failed, exit_code=Exit.RANK_FAILED, error={"rank": None, "reason": _gone(run)})
         return Exit.RANK_FAILED
@@ -87,7 +90,7 @@ def _text(path: Path) -> str:
 
 
 class SignalsPassedOn:
-    """While inside, SIGINT, SIGTERM and SIGHUP of this process go on to the agent; the second one kills it."""
+    """While inside, what asks this process to stop goes on to the agent; the second time it kills it, and so all."""
 
     def __init__(self) -> None:
         self._agent: subprocess.Popen[bytes] | None = None
@@ -95,7 +98,7 @@ class SignalsPassedOn:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "SignalsPassedOn":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the run outlives its terminal
             self._before[number] = signal.signal(number, self._pass)
@@ -109,6 +112,11 @@ class SignalsPassedOn:
     def first(self) -> int | None:
         """The first signal that came, or None."""
         return self._seen[0] if self._seen else None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a second one came."""
+        return len(self._seen) > 1
 
     def to(self, agent: "subprocess.Popen[bytes]") -> None:
         """Names the process that signals go to, and passes on what came before it was there."""

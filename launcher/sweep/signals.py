@@ -5,13 +5,13 @@ import signal
 import sys
 from typing import Any
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from launcher.process import STOP_SIGNALS
 
 
 class SignalsNoted:
-    """While inside, remembers the first of SIGINT, SIGTERM and SIGHUP, also where a running member takes them.
+    """While inside, remembers the first signal that asks to stop, also where a running member takes them.
 
-    Between two members they raise KeyboardInterrupt or SystemExit as elsewhere.
+    Between two members one raises KeyboardInterrupt or SystemExit as elsewhere.
     """
 
     def __enter__(self) -> "SignalsNoted":
@@ -22,7 +22,7 @@ class SignalsNoted:
         # Python writes each signal's number there before it calls the handler of the day
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._before: dict[int, Any] = {}
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._before[number] = signal.signal(number, lambda taken, _frame: sys.exit(128 + taken))
         return self
@@ -42,5 +42,5 @@ class SignalsNoted:
                 taken = os.read(self._read, 1024)
             except BlockingIOError:
                 taken = b""
-            self._first = next((number for number in taken if number in STOPPING), None)
+            self._first = next((number for number in taken if number in STOP_SIGNALS), None)
         return self._first

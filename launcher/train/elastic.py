@@ -1,84 +1,155 @@
 """One node's ranks under torch's elastic agent.
 
-The agent starts the ranks, ends the others when one fails, and says once which failed first and why. Its exit code is
-the run's.
+The agent starts the ranks, starts them again where one was lost, ends the others when one fails, and says once which
+failed first and why. Its exit code is the run's.
 """
 
-import json
 import os
 import signal
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch.distributed.elastic.rendezvous.registry as rendezvous
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, launch_agent
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
 
-from launcher.errors import Exit
-from launcher.outcome import record, scratch
+from launcher.checkpoints import completed
+from launcher.config.validate import load
+from launcher.errors import Exit, LauncherError
+from launcher.outcome import of_stop, record, scratch
 from launcher.plan.plan import Plan
+from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State
+from launcher.train import stopping
+from launcher.train.failures import Failure
+from launcher.train.hangs import recorder_environment
+from launcher.train.supervisor import Limits, Supervisor, limits
 
-SHUTDOWN_SECONDS = 10
-"""What ranks are given between SIGTERM and SIGKILL."""
+RENDEZVOUS_SECONDS = 900
+"""How long a node waits for the others, and for its own store."""
+AT_ONCE = Limits(stop_within=0, time_limit=None, hang_after=None, max_restarts=0)
+"""Of ranks that leave nothing to go on from."""
 
-_TORN = ("connection closed by peer", "connection reset by peer", "connect timeout", "broken pipe", "ncclremoteerror")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The rank that failed first."""
-
-    rank: int
-    exit_code: int
-    """The run's exit code that follows."""
-    reason: str
-    """A message, a traceback, or the signal that ended it."""
+Outcome = tuple[State, int, dict[str, Any] | None]
+"""State, exit code and error of a run."""
 
 
-def run_node(run_dir: Path, task: str = "train") -> int:
-    """Runs this node's ranks to their end. Returns the run's exit code. `task`: what they do, train or verify."""
+def run_node(run_dir: Path, task: str, started: float) -> int:
+    """Runs this node's ranks to their end. Returns the run's exit code.
+
+    Args:
+        task: what they do, train or verify.
+        started: when this node was started, by `time.monotonic`.
+    """
     run = RunDir(run_dir)
-    error: dict[str, Any] | None = None
     with scratch() as folder:
-        try:
-            plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
-            for stale in run.logs.glob("error_*.json"):
-                stale.unlink()
-            worker = ["-m", "launcher.train.worker", str(run.path), task]
-            launch_agent(_launch_config(plan), sys.executable, worker)
-            state, code = State.finished, int(Exit.FINISHED)
-        except ChildFailedError as failed:
-            failure = first_failure(failed.failures, run.logs, folder)
-            state, code = State.failed, failure.exit_code
-            error = {"rank": failure.rank, "reason": failure.reason, "log": str(run.rank_log(failure.rank))}
-        except SignalException as stop:
-            state, code = State.cancelled, 128 + stop.sigval
-        except OSError as problem:
-            state, code, error = State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        _take_signals(folder)
+        state, code, error = _run(run, task, folder, started)
+        for number in (*STOP_SIGNALS, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
     record(run, state=state, exit_code=code, error=error)
     return code
 
 
-def _launch_config(plan: Plan) -> LaunchConfig:
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    return LaunchConfig(
+def _run(run: RunDir, task: str, folder: Path, started: float) -> Outcome:
+    try:
+        plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+        allowed = limits(load(run.config)) if task == "train" else AT_ONCE
+        if plan.device == "cuda":
+            for name, value in recorder_environment(folder, run.logs).items():
+                os.environ.setdefault(name, value)
+        spec = _spec(plan, [str(run.path), task], allowed.max_restarts)
+        supervisor = Supervisor(spec, OwnLogs(), run, folder, allowed, started)
+        try:
+            result = supervisor.run()
+        finally:
+            spec.rdzv_handler.shutdown()
+    except SignalException as stop:  # SIGQUIT, which is at once
+        return *of_stop(run, stop.sigval), None
+    except (OSError, LauncherError) as problem:
+        return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
+    if not result.is_failed():
+        return _ended(run, folder, supervisor)
+    if supervisor.stop is not None and (supervisor.failure is None or supervisor.failure.is_lost):
+        return _broken_off(run, supervisor, allowed)
+    assert supervisor.failure is not None
+    return State.failed, supervisor.failure.exit_code, _error(run, supervisor.failure, allowed)
+
+
+def _ended(run: RunDir, folder: Path, supervisor: Supervisor) -> Outcome:
+    """Every rank has ended well: finished or stopped."""
+    if not stopping.has_mark(folder):
+        return State.finished, int(Exit.FINISHED), None
+    # a rank may have been asked that couldn't pass it on
+    state, code = of_stop(run, stopping.number_of(supervisor.stop or "SIGTERM"))
+    error = None if state is State.stopped else {"rank": None, "reason": "no checkpoint could be saved: see its logs"}
+    return state, code, error
+
+
+def _broken_off(run: RunDir, supervisor: Supervisor, allowed: Limits) -> Outcome:
+    """The ranks were ended, or one was lost, before they had stopped."""
+    assert supervisor.stop is not None
+    state, code = of_stop(run, stopping.number_of(supervisor.stop))
+    failure = supervisor.failure
+    if supervisor.is_overdue and allowed.stop_within:
+        what = f"finishing the window and saving took longer than checkpoint.stop_within={allowed.stop_within:g} s"
+    elif failure is not None and failure.signal not in STOP_SIGNALS:
+        what = f"rank {failure.rank} {failure.how} while the run was stopping"
+    else:
+        return state, code, None
+    newest = completed(run)
+    then = f"the run will go on from update {newest[0].update}" if newest else "there is no checkpoint to go on from"
+    return state, code, {"rank": None, "reason": f"{what}; {then}"}
+
+
+def _error(run: RunDir, failure: Failure, allowed: Limits) -> dict[str, Any]:
+    reason = failure.reason
+    if failure.is_lost and allowed.needs_checkpoint and not completed(run):
+        reason += "\nit wasn't started again, for there is no checkpoint yet (training.max_restarts=auto)"
+    elif failure.is_lost and allowed.max_restarts:
+        reason += f"\ntraining.max_restarts={allowed.max_restarts} is used up"
+    return {"rank": failure.rank, "reason": reason, "log": str(run.rank_log(failure.rank))}
+
+
+def _take_signals(folder: Path) -> None:
+    """From now on a signal that asks this process to stop is a wish to all its ranks."""
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        stopping.ask(folder, signal.Signals(number).name)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, note)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the only one left to torch's agent, which takes one
+
+
+def _spec(plan: Plan, arguments: list[str], max_restarts: int) -> WorkerSpec:
+    """What torch's `launch_agent` makes of a configuration, for an agent of our own."""
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # ranks started again would meet the old store
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=plan.ranks_per_node, logs_specs=OwnLogs())
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=plan.ranks_per_node,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
         local_addr="localhost",
-        max_restarts=0,
+        timeout=RENDEZVOUS_SECONDS,
+    )
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=plan.ranks_per_node,
+        entrypoint=sys.executable,
+        args=("-m", "launcher.train.worker", *arguments),
+        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        max_restarts=max_restarts,
         monitor_interval=0.1,
-        logs_specs=OwnLogs(),
-        shutdown_timeout=SHUTDOWN_SECONDS,
+        local_addr="localhost",
+        numa_options=config.numa_options,
     )
 
 
@@ -95,40 +166,3 @@ class OwnLogs(LogsSpecs):
             stderrs=dict.fromkeys(envs, ""),
             error_files=dict.fromkeys(envs, os.devnull),
         )
-
-
-def first_failure(failures: dict[int, ProcessFailure], *folders: Path) -> Failure:
-    """Which rank failed first, and why, by the words that ranks have left in `folders`.
-
-    A rank that was killed leaves no word, and its neighbours blame themselves for the torn connection: so a killed rank
-    comes first, then words that are not about a torn connection, then the earliest.
-    """
-    words = [_read(path) for folder in folders for path in sorted(folder.glob("error_*.json"))]
-    spoken = {word["rank"] for word in words}
-    ended = sorted(failures.items(), key=lambda item: item[1].timestamp)
-    for rank, one in ended:
-        by_agent = one.exitcode in (-signal.SIGTERM, -signal.SIGINT)
-        if one.exitcode < 0 and not by_agent and rank not in spoken:
-            return Failure(rank, Exit.RANK_FAILED, _killed_by(-one.exitcode))
-    if words:
-        word = min(words, key=lambda word: (_is_torn(word["message"]), word["time"]))
-        code = int(word["exit_code"])
-        return Failure(int(word["rank"]), Exit.RANK_FAILED if code in (1, Exit.REFUSED) else code, str(word["message"]))
-    rank, one = ended[0]
-    reason = _killed_by(-one.exitcode) if one.exitcode < 0 else f"ended with {one.exitcode} and left no word"
-    return Failure(rank, one.exitcode if one.exitcode > 1 else Exit.RANK_FAILED, reason)
-
-
-def _killed_by(number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = " (the system may have run out of memory: see dmesg)" if number == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    word: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return word
-
-
-def _is_torn(message: str) -> bool:
-    return any(one in message.lower() for one in _TORN)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.train import heart
 from launcher.train.buffers import untouched_buffers
 from launcher.train.loading import load
 from launcher.train.parallel.mesh import Place
@@ -55,7 +56,9 @@ class Reader:
 
     def read(self, data: Any, indices: Sequence[int]) -> Iterator[Read]:
         """This rank's part of `indices` on the host, which may be empty; each sample counts once over all ranks."""
-        return self._load(data, self._turns(indices))
+        for read in self._load(data, self._turns(indices)):
+            heart.beat()
+            yield read
 
     def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterator[MicroBatch]:
         """The same on the rank's device."""
@@ -76,6 +79,7 @@ class Reader:
         step = 0
         for size in sizes:
             read = [next(reading) for _ in range(size)]
+            heart.beat()
             yield step, [MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read]
             step += size
 
@@ -180,6 +184,7 @@ def _like_lengths_together(data: Any) -> Sequence[int]:
 
 def _sum_dicts(mine: dict[str, float], place: Place) -> dict[str, float]:
     total = dict(mine)
+    heart.beat(waits=True)
     if place.degree > 1:
         total = _sum_over(total, place.degree, place.group)
     if place.pipe is not None:

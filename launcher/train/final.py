@@ -19,10 +19,11 @@ from launcher.errors import NonFiniteError, StorageError
 from launcher.models.hf import PretrainedFiles
 from launcher.observe.plot import try_to_draw
 from launcher.run_dir import RunDir, State, to_json, umask, write_atomic, writing
+from launcher.train import heart
 from launcher.train.evaluate import Reader, baseline_loss
-from launcher.train.fit import Progress
 from launcher.train.parallel.mesh import Place
 from launcher.train.parts import Parts
+from launcher.train.reporter import Progress
 from launcher.train.sharding.base import Sharding
 
 
@@ -47,6 +48,7 @@ def gather(sharding: Sharding, *, keep: bool) -> FinalState:
     trained = sharding.trained_names
     broken = []
     for name, value in sharding.full_items():
+        heart.beat()
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
         if name in trained and not value.isfinite().all():

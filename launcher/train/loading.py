@@ -49,6 +49,8 @@ def load(
         return
     with _own_handler(signal.SIGCHLD):
         reading: Any = iter(loader)
+    for worker in reading._workers:
+        worker._popen.terminate = worker._popen.kill  # `start_worker` lets SIGTERM pass
     watch = _Watch(reading._workers)
     try:
         for number, read in enumerate(reading, 1):

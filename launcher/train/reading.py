@@ -1,5 +1,6 @@
 """Reading samples and collating them, in this process or in loader workers."""
 
+import faulthandler
 import operator
 import os
 import signal
@@ -15,7 +16,8 @@ from torch.utils.data import Dataset
 
 from launcher.errors import DataError
 from launcher.outcome import SCRATCH
-from launcher.process import end_with_parent
+from launcher.process import STOP_SIGNALS, end_with_parent
+from launcher.train.hangs import STACKS
 from launcher.train.randomness import seed_sample
 
 Batch = Mapping[str, Tensor]
@@ -102,6 +104,9 @@ class Collate:
 def start_worker(_number: int) -> None:
     """What a loader worker does first: it ends with its rank, at once, and leaves nothing behind."""
     end_with_parent(signal.SIGKILL)  # torch itself looks after its parent every 5 seconds
+    for number in STOP_SIGNALS:  # a scheduler sends them to every process, and the window needs this one
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(STACKS, all_threads=True)
     # a worker makes a folder for the sockets by which it hands tensors over, and one that is killed can't remove it
     tempfile.tempdir = os.environ.get(SCRATCH, tempfile.tempdir)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,33 +15,41 @@ import torch.distributed as dist
 
 from launcher.config.choices import Device, Offload, OnNonfinite
 from launcher.config.schema import Config
+from launcher.config.times import seconds
 from launcher.config.validate import load
 from launcher.observe.tracker import tracking
+from launcher.outcome import SCRATCH
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
+from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
 from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
-from launcher.train.fit import Fit, Policy, Reporter, Runner
+from launcher.train.fit import Fit, Policy, Runner
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
+from launcher.train.reporter import Reporter
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.make import make_precision, make_sharding
+from launcher.train.spikes import SpikeGuard
 from launcher.train.window import Windows
 
 if TYPE_CHECKING:
     from launcher.train.runner.stages import Stages
 
 START_TIMEOUT = timedelta(minutes=30)
-"""How long a collective may take before torch gives up."""
+"""How long a collective may take before torch gives up, where nobody watches for hangs."""
+NEVER = timedelta(days=365)
 
 
 def run_rank(run: RunDir, attempt: int) -> None:
     """Trains this rank's part of the run. Leaves the model and the result in the run's folder (rank 0)."""
     started = time.monotonic()
+    if SCRATCH in os.environ:
+        heart.start(Path(os.environ[SCRATCH]), int(os.environ["RANK"]))
     with joined(run) as (config, plan, place):
         train, validation = build_data(config)
         model, fill = make_model(config)
@@ -53,9 +62,12 @@ def run_rank(run: RunDir, attempt: int) -> None:
         fit = assemble(config, plan, facts, parts, place, run, attempt)
         with tracking(run if place.is_first else None, config.logging.wandb, attempt):
             progress = fit.run()
+            fit.close()  # a save that fails gives its room back before the model needs it
+            if fit.stopped:
+                stopping.leave_mark()
+                return
             reader = make_reader(config, plan, parts, place)
             finish(run, config, parts, reader, place, fit.sharding, progress, started)
-            fit.close()
 
 
 @contextmanager
@@ -71,13 +83,19 @@ def joined(run: RunDir) -> Iterator[tuple[Config, Plan, Place]]:
             sys.path.insert(0, folder)
     os.chdir(plan.cwd)
     torch.set_flush_denormal(True)  # numbers below 1e-38 slow a CPU down tenfold and mean nothing here
-    place = join(plan, offloads=config.strategy.offload is not Offload.none)
+    place = join(plan, offloads=config.strategy.offload is not Offload.none, timeout=collective_timeout(config))
     yield config, plan, place
     if place.world_size > 1:
         dist.barrier(group=place.world_group)  # nobody leaves while another still writes or talks
 
 
-def join(plan: Plan, *, offloads: bool = False) -> Place:
+def collective_timeout(config: Config) -> timedelta:
+    """How long a rank waits for others before torch gives up: longer than a hang, which the agent explains better."""
+    after = config.training.hang_after
+    return START_TIMEOUT + (NEVER if after is None else timedelta(seconds=seconds(after, "training.hang_after")))
+
+
+def join(plan: Plan, *, offloads: bool = False, timeout: timedelta = START_TIMEOUT) -> Place:
     """Meets the other ranks and says where this one stands. `offloads`: a rank alone makes a group too."""
     rank, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if world != plan.world_size:
@@ -88,11 +106,11 @@ def join(plan: Plan, *, offloads: bool = False) -> Place:
         torch.cuda.set_device(device)
     if world > 1 or offloads:
         # what is offloaded under CUDA is reduced on the host
-        dist.init_process_group("cpu:gloo,cuda:nccl" if plan.device == "cuda" else "gloo", timeout=START_TIMEOUT)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if plan.device == "cuda" else "gloo", timeout=timeout)
         if plan.device == "cuda":
-            group = dist.new_group(backend="gloo", timeout=START_TIMEOUT)
+            group = dist.new_group(backend="gloo", timeout=timeout)
     pp = plan.mesh["pp"]
-    return take_place(rank, plan.data_parallel_degree, pp, device, group=group, timeout=START_TIMEOUT)
+    return take_place(rank, plan.data_parallel_degree, pp, device, group=group, timeout=timeout)
 
 
 def complete(config: Config, plan: Plan, parts: Parts) -> tuple[Plan, Facts]:
@@ -151,7 +169,9 @@ def assemble(
     )
     saver = None if run is None else make_saver(config, plan, run, sharding, place, reporter.say)
     rate = learning_rate(config, plan, facts)
-    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver)
+    training = config.training
+    spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
+    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":

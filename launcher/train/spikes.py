@@ -1,7 +1,7 @@
 """The guard against loss spikes: whether a window's loss lies far above those before it."""
 
-from collections import deque
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 
 from launcher.config.choices import LossSpike
@@ -12,32 +12,32 @@ NORMAL = 1.4826
 """What the median absolute deviation of normal numbers is multiplied by for their standard deviation."""
 
 
+@dataclass
 class SpikeGuard:
-    """Remembers the losses of the last windows that were applied. The same on every rank, as the losses are."""
+    """Judges the loss of each window by those of the last ones that were applied. All ranks judge alike."""
 
-    def __init__(self, action: LossSpike, deviations: float, window: int) -> None:
-        self.action, self._deviations = action, deviations
-        self._losses: deque[float] = deque(maxlen=window)
-
-    @property
-    def losses(self) -> list[float]:
-        """What is remembered, for a checkpoint."""
-        return list(self._losses)
-
-    def take(self, losses: Sequence[float]) -> None:
-        """Remembers these and nothing else."""
-        self._losses.clear()
-        self._losses.extend(losses)
+    action: LossSpike = LossSpike.none
+    deviations: float = 10.0
+    window: int = 50
+    losses: list[float] = field(default_factory=list)
+    """The last ones, which belong to a checkpoint."""
 
     def add(self, loss: float) -> None:
         """Remembers the loss of a window that was applied."""
         if self.action is not LossSpike.none:
-            self._losses.append(loss)
+            self.losses.append(loss)
+            del self.losses[: -self.window]
 
-    def limit(self) -> float | None:
-        """What a loss may be at most: the median of the last ones and so many of their deviations; None: not known yet,
-        or nobody asks."""
-        if self.action is LossSpike.none or len(self._losses) < FEWEST:
-            return None
-        middle = median(self._losses)
-        return middle + self._deviations * NORMAL * median(abs(one - middle) for one in self._losses)
+    @property
+    def limit(self) -> float:
+        """What a loss may be at most: the median of the last ones and so many of their deviations, each at least a
+        hundredth of the median; inf where it isn't known yet, or nobody asks."""
+        if self.action is LossSpike.none or len(self.losses) < FEWEST:
+            return inf
+        middle = median(self.losses)
+        deviation = NORMAL * median(abs(one - middle) for one in self.losses)
+        return middle + self.deviations * max(deviation, abs(middle) / 100)
+
+    def is_one(self, loss: float) -> bool:
+        """Whether this loss is a spike. One that isn't finite is another matter."""
+        return self.limit < loss < inf

@@ -25,10 +25,10 @@ from launcher.errors import ConfigError
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
-from launcher.train.fit import Progress, Reporter
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts, make_model
 from launcher.train.reading import Samples, collate, row_weights
+from launcher.train.reporter import Progress, Reporter
 from launcher.train.run import START_TIMEOUT, assemble, joined
 from launcher.train.sharding.base import StepResult, row_losses
 from launcher.train.verify_cells import Cell, pipelines, spread

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
+from launcher.train import heart
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
 from launcher.train.loading import load
 from launcher.train.parallel.mesh import Place
@@ -94,6 +95,7 @@ class Windows:
 
     def get(self, update: int) -> Window:
         """Window `update`, its weight agreed with the other ranks. Asked for in turn, nothing is read twice."""
+        heart.beat()
         if self._reading is None or update != self._next:
             self._reading = self._start(update)
         self._next = update + 1

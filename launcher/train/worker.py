@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.errors import Exit, LauncherError, StorageError
-from launcher.outcome import SCRATCH
+from launcher.outcome import ATTEMPT, SCRATCH
 from launcher.process import end_with_parent, log_to
 from launcher.run_dir import RunDir, write_atomic, writing
+from launcher.train.hangs import STACKS
+from launcher.train.stopping import take_signals
 
 
 def error_file(folder: Path, rank: int, attempt: int) -> Path:
@@ -65,13 +67,15 @@ def end_with_threads(run: RunDir, rank: int, attempt: int) -> None:
 
 def main(run_dir: str, task: str = "train") -> int:
     """Runs one rank to its end. Returns its exit code. `task`: train or verify."""
+    take_signals()
     run = RunDir(Path(run_dir))
-    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank, attempt = int(os.environ["RANK"]), int(os.environ[ATTEMPT])
     end_with_parent(signal.SIGKILL)
     try:
         with writing(run.rank_log(rank)):
             log_to(run.rank_log(rank))
         faulthandler.enable()
+        faulthandler.register(STACKS, all_threads=True)
         end_with_threads(run, rank, attempt)
         if task == "verify":
             from launcher.train.verify import verify_rank as do

@@ -1,155 +1,31 @@
 """H10: what a run leaves when it, or a part of it, is told to end or killed. Nothing may stay but the run's folder."""
 
 import os
-import shutil
 import signal
 import socket
-import subprocess
-import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import Done, argv, environment, launch, mean
+from runs import launch, mean
+from watched import GONE_WITHIN, INT, KILL, TERM, Running, watched, within
 
 pytestmark = pytest.mark.slow
-
-TOKEN = "LEFTOVERS_TOKEN"
-STARTED_WITHIN = 90.0
-GONE_WITHIN = 15.0
-
-INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
-
-
-def within(seconds: float, holds: Callable[[], Any]) -> bool:
-    """Whether `holds` comes true in that time."""
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def variables(process: int) -> list[str]:
-    """The environment that a process was started with, as NAME=VALUE."""
-    return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-
-
-def parent(process: int) -> int:
-    """Who has started a process."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@dataclass
-class Running:
-    """A command of a run with 2 ranks of 2 loader workers each, and all that carries its token."""
-
-    launcher: "subprocess.Popen[str]"
-    token: str
-    folder: Path
-    temporary: Path
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    def processes(self) -> dict[int, str]:
-        """The command lines of the living processes that carry the token, by id."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.token.encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:  # it has ended, or isn't ours
-                continue
-        return found
-
-    def ids(self, part: str) -> list[int]:
-        """The processes whose command line names `part`: a rank comes before its loader workers."""
-        return sorted(number for number, line in self.processes().items() if part in line)
-
-    def loader_workers(self, rank: int) -> list[int]:
-        """Those of `rank`, the oldest first."""
-        found = self.ids("launcher.train.worker")
-        agents = self.ids("launcher.train.agent")
-        workers = [number for number in found if parent(number) not in agents]
-        return [number for number in workers if f"RANK={rank}" in variables(number)]
-
-    def ports(self) -> set[int]:
-        """Where the ranks meet."""
-        found = set()
-        for number in self.ids("launcher.train.worker"):
-            found |= {int(one.partition("=")[2]) for one in variables(number) if one.startswith("MASTER_PORT=")}
-        return found
-
-    def wait_for(self, moment: str) -> None:
-        """Until the run has come to `moment`."""
-        came = {
-            "early": lambda: bool(self.processes()),
-            "submitted": lambda: (self.run / "status.json").exists() and bool(self.ids("launcher.train.agent")),
-            "joining": lambda: len(self.ids("launcher.train.worker")) >= 2,
-        }.get(moment, (self.folder / "marks" / moment).exists)
-        assert within(STARTED_WITHIN, lambda: came() or self.launcher.poll() is not None), self.processes()
-        assert self.launcher.poll() is None, self.launcher.communicate()
-
-    def ended(self) -> Done:
-        """The command, once it has ended."""
-        out, err = self.launcher.communicate(timeout=GONE_WITHIN)
-        return Done(self.launcher.returncode, out, err, self.run)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
     """Starts a run that stays at a moment. At the end nothing of it may be left but its folder."""
-    started: list[Running] = []
-    shared = orphaned_memory()
-    temporary = Path(tempfile.mkdtemp(prefix="signals-"))
+    with ExitStack() as stack:
 
-    def begin(stays_at: str) -> Running:
-        (tmp_path / "marks").mkdir()
-        folders = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
-        token = uuid.uuid4().hex
-        marks = {"MOMENTS_MARKS": str(tmp_path / "marks"), "MOMENTS_STOP": stays_at}
-        launcher = subprocess.Popen(
-            argv("train", *overrides(), f"hydra.run.dir={tmp_path / 'run'}"),
-            cwd=tmp_path,
-            env=environment(PYTHONPATH=folders, TMPDIR=str(temporary), **{TOKEN: token}, **marks),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(Running(launcher, token, tmp_path, temporary))
-        return started[-1]
+        def begin(stays_at: str) -> Running:
+            (tmp_path / "marks").mkdir()
+            marks = {"MOMENTS_MARKS": str(tmp_path / "marks"), "MOMENTS_STOP": stays_at}
+            return stack.enter_context(watched(tmp_path, overrides(), **marks))
 
-    yield begin
-    (running,) = started
-    gone = within(GONE_WITHIN, lambda: not running.processes())
-    left = running.processes()
-    for number in left:
-        os.kill(number, KILL)
-    running.launcher.communicate()
-    assert gone, left
-    assert [one.name for one in temporary.iterdir() if not one.name.startswith("torchinductor_")] == []  # a cache
-    shutil.rmtree(temporary)
-    assert orphaned_memory() <= shared
-    assert not (running.run / "model.safetensors").exists()
-
-
-def orphaned_memory() -> set[str]:
-    """Shared memory of torch (``torch_PID_…``) whose process has ended; that of others on the machine is theirs."""
-    named = {name: name.split("_") for name in os.listdir("/dev/shm")}
-    return {
-        name
-        for name, parts in named.items()
-        if parts[0] == "torch" and parts[1:2] and not Path("/proc", parts[1]).exists()
-    }
+        yield begin
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def overrides() -> list[str]:
@@ -165,6 +41,8 @@ def overrides() -> list[str]:
         "data.workers=2",
         "cluster.ranks_per_node=2",
         "batch.global_batch_size=2",
+        "checkpoint.stop_within=1",  # it stays where it is
+        "training.max_restarts=0",
     ]
 
 

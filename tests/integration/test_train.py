@@ -35,6 +35,7 @@ def test_the_folder_of_a_run_and_its_numbers(tmp_path: Path) -> None:
     assert (plan["num_updates"], plan["samples_per_epoch"], plan["reductions_per_window"]) == (1, 4, 1)
     assert {path.name for path in done.run.iterdir()} == {
         ".hydra",
+        "checkpoints",
         "config.yaml",
         "launcher.log",
         "logs",
@@ -84,12 +85,12 @@ def test_d08_the_first_failing_rank_is_shown_once_and_the_others_end(
     overrides = mean(list(range(8)), *TWO_RANKS, "batch.global_batch_size=4")
     faulty = ["data.train._target_=faults.Faulty", "+data.train.at=6", f"+data.train.how={how}"]
     here = str(Path(__file__).parent)
-    done = launch(
-        tmp_path, "train", *overrides, *faulty, timeout=60, PYTHONPATH=here + ":" + environment()["PYTHONPATH"]
-    )
+    done = launch(tmp_path, "train", *overrides, *faulty, PYTHONPATH=here + ":" + environment()["PYTHONPATH"])
     assert done.code == code, done.out + done.err
     shown = done.out + done.err
     assert shown.count(said) == 1
+    assert "starting again" not in shown
+    assert ("no checkpoint yet (training.max_restarts=auto)" in shown) == (how == "kill")
     assert "rank 1" in shown
     assert "rank_1.log" in shown
     if how == "raise":
@@ -207,20 +208,11 @@ def test_i03_i08_ranks_read_what_the_command_composed(tmp_path: Path) -> None:
     assert json.loads(plan.out)["cwd"] == str(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        ("raise RuntimeError('no fonts here')", "RuntimeError: no fonts here"),
-        ("raise OSError(28, 'No space left on device')", "No space left on device"),
-        ("import sys; sys.modules[__name__] = None", "matplotlib"),
-    ],
-)
-def test_a_picture_that_cannot_be_drawn_fails_no_run(tmp_path: Path, module: str, said: str) -> None:
-    (tmp_path / "matplotlib.py").write_text(f"{module}\n", encoding="utf-8")
+def test_a_picture_that_cannot_be_drawn_fails_no_run(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise RuntimeError('no fonts here')\n", encoding="utf-8")
     done = launch(tmp_path, "train", *mean([1, 3]), "cluster.ranks_per_node=1")
     assert done.code == 0, done.out + done.err
-    assert f"picture {done.run / 'loss.png'}: " in done.out
-    assert said in done.out
+    assert f"picture {done.run / 'loss.png'}: RuntimeError: no fonts here" in done.out
     assert "Traceback" not in done.out + done.err
     assert done.json("status.json")["state"] == "finished"
     assert not (done.run / "loss.png").exists()

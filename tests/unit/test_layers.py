@@ -20,7 +20,7 @@ GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints", "lock"}
 MAY_IMPORT = {
     "errors": set(),
     "run_dir": {"errors"},
-    "outcome": {"errors", "run_dir"},
+    "outcome": {"errors", "run_dir", "checkpoints"},
     "process": {"errors"},
     "checkpoints": {"errors", "run_dir"},
     "lock": {"errors", "run_dir"},

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from launcher.errors import LauncherError
 from launcher.observe import progress
-from launcher.observe.plot import draw_loss
+from launcher.observe.plot import draw_loss, try_to_draw
 from launcher.observe.progress import follow
 from launcher.observe.records import Tail, latest_updates, next_attempt, read_metrics
 from launcher.observe.status import find_runs, read_run, render_status
@@ -286,6 +287,28 @@ def test_the_loss_is_drawn_whatever_there_is(tmp_path: Path, num_updates: int) -
 def test_no_metrics_and_no_baseline_is_an_empty_picture(tmp_path: Path) -> None:
     draw_loss(tmp_path / "none.jsonl", tmp_path / "loss.png", baseline=None, title="nothing")
     assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise OSError(28, 'No space left on device')", "OSError: [Errno 28] No space left on device"),
+        ("import sys; sys.modules[__name__] = None", "ModuleNotFoundError: "),
+    ],
+)
+def test_a_library_that_draws_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "matplotlib.py").write_text(f"{module}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "loss.png"
+    told = try_to_draw(tmp_path / "none.jsonl", out, baseline=None, title="nothing")
+    sys.modules.pop("matplotlib", None)
+    assert told is not None
+    assert told.startswith(f"{out}: {said}")
+    assert not out.exists()
 
 
 def test_status_of_a_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from launcher.train.sharding.zero_state import ZeroState
 def make_saver(
     config: Config, plan: Plan, run: RunDir, sharding: Sharding, place: Place, say: Callable[[str], None]
 ) -> Saver | None:
-    """The saver of this run's checkpoints. Every rank calls it alike, for it makes a process group. None: its states lie
+    """The saver of this run's checkpoints. Every rank calls it alike, for it makes a process group. None: states lie
     on a disk, where no checkpoint looks."""
     if config.strategy.offload is Offload.nvme:
         return None

@@ -7,6 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from launcher.train import heart
+
 
 @dataclass(frozen=True)
 class Pipe:
@@ -54,6 +56,10 @@ class Place:
         """The sums of `values` over the data-parallel ranks, in float64."""
         return _sum(values, self.group) if self.degree > 1 else _exact(values).tolist()
 
+    def everywhere(self, values: Sequence[float]) -> Sequence[float]:
+        """The sums of `values` over all ranks of the run, where they are those over the data-parallel ones already."""
+        return values if self.pipe is None else self.pipe.sum(values)
+
 
 def _exact(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
@@ -61,7 +67,9 @@ def _exact(values: Sequence[float]) -> torch.Tensor:
 
 def _sum(values: Sequence[float], group: dist.ProcessGroup | None) -> list[float]:
     numbers = _exact(values)
+    heart.beat(waits=True)
     dist.all_reduce(numbers, group=group)
+    heart.beat()
     return [float(one) for one in numbers]
 
 

@@ -15,6 +15,7 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from launcher.errors import LauncherError
+from launcher.train import heart
 from launcher.train.buffers import untouched_buffers
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.part import Part
@@ -119,6 +120,7 @@ class PipelineRunner:
         self._round = one
         self._check_shapes(one.micro_batches)
         schedule = self._schedule(one)
+        heart.beat(waits=True)  # until another stage has something for this one
         tickets = torch.arange(len(one.micro_batches), device=self._place.device)
         given = (tickets,) if any(span.is_first for span in self._part.spans) else ()
         try:
@@ -169,11 +171,13 @@ class PipelineRunner:
         """The forward of one stage for the micro-batch `step` of the round."""
         one = self._round
         micro = one.micro_batches[step]
+        heart.beat()
         seed_micro_batch(self._seed, one.update, self._place.rank, one.first_step + step, stage=span.index)
         quiet = one.collect is None and not micro.num_real
         with untouched_buffers(module) if quiet else nullcontext(), self._precision.autocast():
             hidden = tuple(given) if not span.is_first and self._is_tuple[span.index - 1] else given[0]
             output = self._family.run(module, span, self._task.inputs(micro.batch), hidden)
+        heart.beat(waits=True)
         if not span.is_last:
             return tree_map_only(Tensor, Tensor.contiguous, output)
         output = self._precision.result(output)

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
+from launcher.train import heart
 from launcher.train.buffers import untouched_buffers
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import Sharding
@@ -26,10 +27,12 @@ class SequentialRunner:
         loss_sum: Tensor | None = None
         last = len(window.micro_batches) - 1
         for step, micro in enumerate(window.micro_batches):
+            heart.beat()
             seed_micro_batch(self.seed, window.update, self.rank, step)
             buffers = nullcontext() if micro.num_real else untouched_buffers(self.sharding.model)
             with self.sharding.micro_batch(last=step == last), buffers:
                 scaled, total = self.sharding.forward(micro.batch, micro.num_real, scale)
+                heart.beat(waits=step == last)  # the last backward reduces
                 self.sharding.backward(scaled)
             loss_sum = total if loss_sum is None else loss_sum + total
         assert loss_sum is not None

@@ -1,0 +1,80 @@
+"""The wish that a run stops: a node's agent and its ranks leave it to each other in the node's temporary folder."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from launcher.outcome import SCRATCH
+from launcher.process import STOP_SIGNALS
+
+TIME_LIMIT = "training.time_limit"
+"""Who asks where it isn't a signal."""
+
+_WISH, _MARK = "stop", "stopped"
+_is_asked = False
+"""Whether this process was asked itself."""
+
+
+def ask(folder: Path, why: str) -> None:
+    """Leaves the wish for every rank of the node to see. `why`: a signal's name, or the time limit; the first one
+    stays."""
+    with suppress(FileExistsError):
+        os.symlink(why, folder / _WISH)  # a name and what it says in one step, so that nobody reads half of it
+
+
+def asked(folder: Path) -> str | None:
+    """Why the node's ranks shall stop; None: they needn't."""
+    try:
+        return os.readlink(folder / _WISH)
+    except FileNotFoundError:
+        return None
+
+
+def number_of(why: str) -> int:
+    """The signal that a wish stands for."""
+    return signal.SIGTERM if why == TIME_LIMIT else signal.Signals[why]
+
+
+def take_signals() -> None:
+    """From now on a signal that asks to stop is a wish, also one that came while `held_back` kept it waiting."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup
+            signal.signal(number, _note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    global _is_asked
+    _is_asked = True
+    if SCRATCH in os.environ:
+        with suppress(OSError):
+            ask(Path(os.environ[SCRATCH]), signal.Signals(number).name)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes started inside keep the signals that ask to stop waiting until they call `take_signals`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def is_asked() -> bool:
+    """Whether this rank knows of the wish. Costs a few microseconds."""
+    return _is_asked or (SCRATCH in os.environ and os.path.lexists(os.path.join(os.environ[SCRATCH], _WISH)))
+
+
+def leave_mark() -> None:
+    """Says to the agent that the ranks have agreed to stop, and have done what belongs to it."""
+    if SCRATCH in os.environ:
+        Path(os.environ[SCRATCH], _MARK).touch()
+
+
+def has_mark(folder: Path) -> bool:
+    """Whether the ranks that ended had stopped, and weren't finished."""
+    return (folder / _MARK).exists()

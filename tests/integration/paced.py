@@ -1,0 +1,51 @@
+"""Data that takes its time and goes wrong at a sample; importable by the ranks that tests start."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from scalar import Targets
+
+
+class Paced(Targets):
+    """Reading a sample takes `seconds`; that of number `at` does `how`: hang, kill (by SIGKILL) or term (by SIGTERM, as
+    a process that has no handler for it). `once`: a file that keeps it from doing so again."""
+
+    def __init__(self, targets: list[Any], seconds: float = 0.1, at: int = -1, how: str = "", once: str = "") -> None:
+        super().__init__(targets)
+        self.seconds, self.at, self.how, self.once = seconds, at, how, once
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        if index == self.at and not (self.once and Path(self.once).exists()):
+            if self.once:
+                Path(self.once).touch()
+            self._do()
+        return super().__getitem__(index)
+
+    def _do(self) -> None:
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "term":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1000)
+
+
+def paced(samples: int, *more: str) -> list[str]:
+    """Overrides of a run of 2 ranks that each read one of the targets 0, 1, 2, … an update."""
+    from runs import mean
+
+    base = [one for one in mean(list(range(samples))) if not one.startswith("data.train._target_")]
+    ranks = ["cluster.ranks_per_node=2", "batch.global_batch_size=2", "optimizer.lr=0.5"]
+    return [*base, "data.train._target_=paced.Paced", *ranks, *more]
+
+
+def expected(samples: int) -> float:
+    """What the one weight comes to."""
+    weight = 0.0
+    for first in range(0, samples, 2):
+        weight -= 0.5 * (weight - (2 * first + 1) / 2)
+    return weight
