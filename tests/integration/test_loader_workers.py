@@ -1,12 +1,12 @@
 """A run with loader workers: how it ends when one of them does, and that nothing of them stays behind."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from runs import Done, environment, launch, mean
+from watched import GONE_WITHIN, orphaned_memory, within
 
 pytestmark = pytest.mark.slow
 
@@ -28,16 +28,8 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Done]]:
 
     yield run
     assert [one.name for one in temporary.iterdir() if not one.name.startswith("torchinductor_")] == []  # a cache
-    deadline = time.monotonic() + 15  # that of another run on this machine has a process that lives, or is going
-    while (left := orphaned_memory() - shared) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
-
-
-def orphaned_memory() -> set[str]:
-    """Shared memory of torch (``torch_PID_…``) whose process has ended."""
-    named = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
-    return {name for name in named if not Path("/proc", name.split("_")[1]).exists()}
+    # that of another run on this machine has a process that lives, or is on its way out
+    assert within(GONE_WITHIN, lambda: orphaned_memory() <= shared), orphaned_memory()
 
 
 def test_a_run_with_workers_leaves_nothing_behind(train: Callable[..., Done]) -> None:

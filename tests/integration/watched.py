@@ -161,7 +161,9 @@ def watched(folder: Path, overrides: Sequence[str], **env: str) -> Iterator[Runn
     assert gone, left
     assert [one.name for one in temporary.iterdir() if not one.name.startswith("torchinductor_")] == []  # a cache
     shutil.rmtree(temporary)
-    assert orphaned_memory() <= shared
+    assert within(GONE_WITHIN, lambda: orphaned_memory() <= shared), (
+        "what a test beside this one leaves is on its way out"
+    )
 
 
 def orphaned_memory() -> set[str]:
