@@ -116,9 +116,11 @@ def _dispatch(command: str, rest: list[str]) -> int:
 
 
 def entry() -> None:
-    """The program: SIGTERM leaves through the same clean-up as an error, and output that breaks stops nothing."""
+    """The program: SIGTERM and SIGUSR1 leave through the same clean-up as an error, and output that breaks stops
+    nothing."""
     output.use_utf8()
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda taken, _frame: sys.exit(128 + taken))
     stdout = output.guard()
     # a sweep or a run goes on without its display; of the others the output is all
     is_all = sys.argv[1:2] not in (["train"], ["resume"])

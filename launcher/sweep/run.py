@@ -277,12 +277,13 @@ class Sweep:
         self._write()
 
     def _exit_code(self, interrupted: int | None, gave_up: LauncherError | None) -> int:
+        stopped = any(member.exit_code == Exit.STOPPED for member in self.members)
         if interrupted is not None:
-            return 128 + interrupted
+            return Exit.STOPPED if stopped else 128 + interrupted
         failed = [member.exit_code for member in self.members if member.has_failed]
         if failed and failed[0] is not None:
             return failed[0]
-        if any(member.exit_code == Exit.STOPPED for member in self.members):
+        if stopped:
             return Exit.STOPPED
         return Exit.FINISHED if gave_up is None else gave_up.exit_code
 

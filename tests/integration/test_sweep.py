@@ -101,10 +101,14 @@ def test_of_four_runs_two_fail_and_the_others_finish(tmp_path: Path) -> None:
     assert member(done, 1).weights() == member(done, 3).weights() == {"w": [7.0]}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_running_run_and_cancels_the_rest(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "every", "code"), [(signal.SIGINT, "null", 130), (signal.SIGTERM, "1 updates", 75)])
+def test_a_signal_ends_the_running_run_and_cancels_the_rest(
+    tmp_path: Path, number: signal.Signals, every: str, code: int
+) -> None:
+    """The run hangs, so it doesn't finish its window in its second: it has stopped where there is a checkpoint."""
     hanging = ["data.train._target_=faults.Faulty", "+data.train.how=hang", "+data.train.at=2", "run.seed=0,1,2"]
-    arguments = [*mean([1, 3, 5, 9]), *TWO_RANKS, *hanging, "checkpoint.stop_within=1", "hydra.sweep.dir=sweep"]
+    saves = [f"checkpoint.every={every}", "checkpoint.async_save=false", "checkpoint.stop_within=1"]
+    arguments = [*mean([1, 3, 5, 9]), *TWO_RANKS, *hanging, *saves, "hydra.sweep.dir=sweep"]
     start = subprocess.Popen(
         argv("train", "-m", *arguments),
         cwd=tmp_path,
@@ -114,16 +118,17 @@ def test_a_signal_ends_the_running_run_and_cancels_the_rest(tmp_path: Path, numb
         stderr=subprocess.STDOUT,
         text=True,
     )
-    metrics = tmp_path / "sweep" / "0" / "metrics.jsonl"
+    sign = tmp_path / "sweep" / "0" / ("metrics.jsonl" if every == "null" else "checkpoints/update_0000000001")
     deadline = time.monotonic() + 180
-    while not (metrics.is_file() and metrics.read_text()) and start.poll() is None and time.monotonic() < deadline:
+    while not (sign.exists() and sign.stat().st_size) and start.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     start.send_signal(number)
     out, _ = start.communicate(timeout=180)
-    assert start.returncode == 128 + number, out
+    assert start.returncode == code, out
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["members"]
-    assert [one["state"] for one in record] == ["cancelled"] * 3, out
-    assert [one["exit_code"] for one in record] == [128 + number, None, None]
+    state = "stopped" if code == 75 else "cancelled"
+    assert [one["state"] for one in record] == [state, "cancelled", "cancelled"], out
+    assert [one["exit_code"] for one in record] == [code, None, None]
     assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "multirun.yaml", "sweep.json"]
     assert not processes_with(str(tmp_path)), "a process of the sweep is left"
 
