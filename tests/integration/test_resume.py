@@ -5,8 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from runs import Done, argv, environment, launch, mean
+from watched import within
 
 from launcher.observe.records import read_metrics
 from launcher.train.randomness import epoch_order
@@ -57,15 +57,6 @@ CHANGED = ("data.shuffle", "optimizer", "optimizer.lr", "schedule/decay", "sched
 def variables(folder: Path, stays_at: str = "") -> dict[str, str]:
     (folder / "marks").mkdir(exist_ok=True)
     return {"PYTHONPATH": HERE, "MOMENTS_MARKS": str(folder / "marks"), "MOMENTS_STOP": stays_at}
-
-
-def within(seconds: float, holds: Callable[[], Any]) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture(scope="module")
