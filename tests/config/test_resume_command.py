@@ -17,6 +17,8 @@ from launcher.plan.facts import Facts
 from launcher.run_dir import RunDir, State
 from launcher.submit.local import Local
 
+pytestmark = pytest.mark.thorough
+
 TWO_RANKS = ("cluster.device=cpu", "cluster.ranks_per_node=2")
 
 
@@ -137,7 +139,6 @@ def test_where_and_how_it_runs_may_change(command, submitted):
     assert submitted[-1]["config"] == config
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -216,7 +217,6 @@ def test_what_cannot_be_asked_here_is_kept(command, submitted, facts):
     assert submitted[-1]["plan"]["facts"]["samples"] == 1000
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
