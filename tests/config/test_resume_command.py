@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fabricated import checkpoint
 
 from launcher import lock, resume
 from launcher.config.difference import WHERE_AND_HOW
@@ -51,15 +52,6 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for module in (resume, __import__("launcher.commands").commands):
         monkeypatch.setattr(module, "ask", lambda *_: Facts(**said))
     return said
-
-
-def checkpoint(run: Path, update: int, *, size: int = 3) -> None:
-    """A complete checkpoint, as far as files go."""
-    folder = run / "checkpoints" / f"update_{update:010d}"
-    folder.mkdir(parents=True)
-    (folder / "state").write_text("abc")
-    files = {"state": {"size": size, "sha256": "0"}}
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "update": update, "files": files}))
 
 
 def metrics(run: Path, last: int, attempt: int = 0) -> None:

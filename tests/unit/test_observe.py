@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fabricated import checkpoint
 from rich.console import Console
 
 from launcher.errors import LauncherError
@@ -328,13 +329,6 @@ def test_status_of_a_run_that_has_just_been_resumed(tmp_path: Path) -> None:
 
 
 def test_how_a_run_goes_on_is_shown_where_it_can(tmp_path: Path) -> None:
-    def checkpoint(run: Path, update: int, *, size: int = 3) -> None:
-        folder = run / "checkpoints" / f"update_{update:010d}"
-        folder.mkdir(parents=True)
-        (folder / "state").write_text("abc")
-        files = {"state": {"size": size, "sha256": "0"}}
-        (folder / "manifest.json").write_text(json.dumps({"format": 1, "update": update, "files": files}))
-
     sweep = tmp_path / "sweep"
     stopped = make_run(sweep / "0 stopped", state="stopped", exit_code=75, update=60, attempt=2)
     checkpoint(stopped, 40)
