@@ -24,6 +24,7 @@ from pathlib import Path
 
 from launcher.checkpoints import completed
 from launcher.observe.records import read_metrics
+from launcher.process import children
 from launcher.run_dir import RunDir
 
 GOES_ON = (0, 3, 75, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
@@ -117,13 +118,6 @@ class Course:
     def wait(self, seconds: float) -> int:
         assert self.launcher is not None
         return self.launcher.wait(seconds)
-
-
-def children(process: int) -> list[int]:
-    with suppress(OSError):
-        text = Path(f"/proc/{process}/task/{process}/children").read_text()
-        return [int(one) for one in text.split()]
-    return []
 
 
 def command(process: int) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 PARENT = "LAUNCHER_PARENT_PID"
@@ -27,6 +28,16 @@ def end_with_parent(end: signal.Signals) -> None:
     if expected is not None and os.getppid() != int(expected):
         os.kill(os.getpid(), end)
     os.environ[PARENT] = str(os.getpid())
+
+
+def children(process: int) -> list[int]:
+    """The ids of the processes that `process` has started and that haven't been collected yet; none where it has ended
+    or the system doesn't say."""
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(one) for one in task.read_text(encoding="utf-8").split()]
+    return sorted(found)
 
 
 def log_to(path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.process import children
 from launcher.train import heart
 
 STACKS = signal.SIGUSR2
@@ -61,7 +62,7 @@ def write_stacks(logs: Mapping[int, Path], processes: Mapping[int, int], why: st
     """
     _ask({logs[rank]: process for rank, process in processes.items()}, why)
     for rank, process in processes.items():
-        for worker in _children(process):
+        for worker in children(process):
             _ask({logs[rank]: worker}, f"loader worker (process {worker}):")
 
 
@@ -94,14 +95,6 @@ def _catches(process: int) -> bool:
         return False
     masks = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (STACKS - 1) & 1)
-
-
-def _children(process: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(one) for one in task.read_text(encoding="utf-8").split()]
-    return sorted(found)
 
 
 def recorder_environment(folder: Path, logs: Path) -> dict[str, str]:
