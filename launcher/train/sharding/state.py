@@ -28,7 +28,6 @@ class State(ABC):
 
     def __init__(self, sharding: Any, place: Place) -> None:
         self.sharding, self.place = sharding, place
-        self._numbers: list[tuple[dict[str, Any], str, Tensor]] = []
 
     def pieces(self) -> list[Piece]:
         """What this rank holds and has to be saved; of what other stages hold too only what counts as theirs."""
@@ -43,7 +42,7 @@ class State(ABC):
             for one in self.named()
             if one.is_kept or MODEL + one.name in saved
         ]
-        return [*self.model_targets(model), *self.optimizer_pieces(filling=True), *self._number_targets(saved)]
+        return [*self.model_targets(model), *self.optimizer_pieces(filling=True), *self.number_targets(saved)]
 
     @abstractmethod
     def make_room(self, saved: Saved) -> None:
@@ -53,11 +52,9 @@ class State(ABC):
             LauncherError: this sharding can't divide such a state.
         """
 
+    @abstractmethod
     def filled(self) -> None:
         """Called when all targets hold what was saved."""
-        for values, key, tensor in self._numbers:
-            values[key] = tensor.item()
-        self._numbers.clear()
 
     def model_pieces(self, pieces: list[Piece]) -> list[Piece]:
         """The parameters and buffers as they are saved. `pieces`: as this rank has them."""
@@ -72,8 +69,8 @@ class State(ABC):
         """The optimizer states of this rank. `filling`: tensors alone, and also what counts as another stage's."""
 
     @abstractmethod
-    def number_states(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """For each parameter by name the dictionary in which its optimizer keeps numbers."""
+    def number_targets(self, saved: Saved) -> list[Piece]:
+        """Memory for the numbers that were saved of this rank's optimizer states, until `filled` puts them there."""
 
     def named(self) -> Iterator[Named]:
         """The parameters and buffers of this rank, each once."""
@@ -81,29 +78,22 @@ class State(ABC):
         if part is not None:
             yield from part.named()
             return
-        kept = set(model.state_dict(keep_vars=True))
+        left_out = _not_in_state_dict(model)
         for name, parameter in model.named_parameters():
             yield Named(name, parameter)
         for name, buffer in model.named_buffers():
-            yield Named(name, buffer, is_kept=name in kept)
+            yield Named(name, buffer, is_kept=name not in left_out)
 
     def _piece(self, name: str, tensor: Tensor) -> Piece:
         return piece_of(name, tensor, self.place.rank, self.place.degree)
 
-    def _number_targets(self, saved: Saved) -> list[Piece]:
-        """Memory for the numbers that were saved of these parameters."""
-        kinds = of_parameters(saved, NUMBER)
-        self._numbers = [
-            (values, key, torch.zeros((), dtype=dtype))
-            for name, values in self.number_states()
-            for key, (_shape, dtype) in kinds.get(name, {}).items()
-        ]
-        names = [NUMBER + f"{name}.{key}" for name, _values in self.number_states() for key in kinds.get(name, {})]
-        return [Piece(name, (), one[2]) for name, one in zip(names, self._numbers, strict=True)]
-
 
 class WholeState(State):
     """Of shardings whose optimizer has the model's own parameters, whole or as DTensors."""
+
+    def __init__(self, sharding: Any, place: Place) -> None:
+        super().__init__(sharding, place)
+        self._numbers: list[tuple[dict[str, Any], str, Tensor]] = []
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -139,15 +129,35 @@ class WholeState(State):
     def _state_piece(self, name: str, tensor: Tensor) -> Piece:
         return piece_of(name, tensor) if self._is_divided else self._piece(name, tensor)
 
-    def number_states(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def number_targets(self, saved: Saved) -> list[Piece]:
+        kinds, found = of_parameters(saved, NUMBER), []
+        self._numbers.clear()
         for name, _group, parameter in self._trained():
-            yield name, self._optimizer.state[parameter]
+            for key, (_shape, dtype) in kinds.get(name, {}).items():
+                number = torch.zeros((), dtype=dtype)
+                self._numbers.append((self._optimizer.state[parameter], key, number))
+                found.append(Piece(f"{NUMBER}{name}.{key}", (), number))
+        return found
+
+    def filled(self) -> None:
+        for values, key, number in self._numbers:
+            values[key] = number.item()
+        self._numbers.clear()
 
     def _trained(self) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
         names = {id(one.tensor): one.name for one in self.named()}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 yield names[id(parameter)], group, parameter
+
+
+def _not_in_state_dict(model: nn.Module) -> set[str]:
+    """The names of the buffers that are no part of it. It isn't asked itself: a model may take long to make one."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
 
 
 def of_parameters(saved: Saved, prefix: str) -> dict[str, dict[str, tuple[torch.Size, torch.dtype]]]:

@@ -118,7 +118,7 @@ class ZeroState(State):
             for key, value in self._states.get(one.flat, {}).items():
                 tensor = state_tensor(one.name, key, value)
                 if tensor is None or (filling and not tensor.ndim):
-                    continue  # a counter of many parameters in one: see `_number_targets`
+                    continue  # a counter of many parameters in one: see `number_targets`
                 prefix = STATE if isinstance(value, Tensor) else NUMBER
                 name = f"{prefix}{one.name}.{key}"
                 if tensor.ndim:
@@ -146,14 +146,15 @@ class ZeroState(State):
                         "ZeRO can't divide: go on under strategy=ddp"
                     )
 
-    def _number_targets(self, saved: Saved) -> list[Piece]:
-        """The counters, each of which stands for all parameters of a flat tensor."""
+    def number_targets(self, saved: Saved) -> list[Piece]:
+        """Counters too: each stands for all parameters of a flat tensor."""
         found = []
-        self._scalars = []
+        self._scalars.clear()
+        slices = list(self._slices())
         for prefix in (STATE, NUMBER):
             kinds = of_parameters(saved, prefix)
-            for flat, parameters in self._flats:
-                names = [one.name for one in self._slices() if one.flat is flat]
+            for flat, _parameters in self._flats:
+                names = [one.name for one in slices if one.flat is flat]
                 keys = {key: kind for name in names for key, kind in kinds.get(name, {}).items()}
                 for key, (shape, dtype) in keys.items():
                     if shape:
@@ -162,11 +163,7 @@ class ZeroState(State):
                     read = [torch.zeros((), dtype=dtype) for _ in here]
                     found += [Piece(f"{prefix}{name}.{key}", (), one) for name, one in zip(here, read, strict=True)]
                     self._scalars.append((flat, key, read))
-                assert parameters
         return found
-
-    def number_states(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield from ()
 
     def filled(self) -> None:
         for flat, key, read in self._scalars:
