@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ class Checkpoint:
         assert match is not None
         return int(match[1])
 
-    def manifest(self) -> dict[str, Any]:
-        """What manifest.json says: format, update, files {name: {size, sha256}}.
+    def files(self) -> dict[str, tuple[int, str]]:
+        """The size and the SHA-256 of every file, as manifest.json says.
 
         Raises:
             LauncherError: it can't be read, or is of another version's format.
@@ -50,14 +50,22 @@ class Checkpoint:
             raise LauncherError(f"{path}: can't be read: {error}") from error
         if number != FORMAT:
             raise LauncherError(f"{path}: a checkpoint of format {number}; this launcher reads {FORMAT}")
-        assert files is not None
-        return dict(found)
+        return files
+
+    def progress(self) -> dict[str, Any]:
+        """What of it is no tensor. Raises LauncherError."""
+        path = self.path / PROGRESS
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise LauncherError(f"{path}: can't be read: {error}") from error
+        return found
 
     def applied(self) -> int | None:
         """The updates that had changed parameters; None: it doesn't say."""
         try:
-            return int(json.loads((self.path / PROGRESS).read_text(encoding="utf-8"))["applied"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(self.progress()["applied"])
+        except (LauncherError, ValueError, KeyError, TypeError):
             return None
 
     def problem(self, *, part: int = 0, parts: int = 1) -> str | None:
@@ -68,16 +76,16 @@ class Checkpoint:
                 only sizes are looked at.
         """
         try:
-            files = self.manifest()["files"]
+            files = self.files()
         except LauncherError as error:
             return str(error)
-        for index, (name, said) in enumerate(sorted(files.items())):
+        for index, (name, (said, checksum)) in enumerate(sorted(files.items())):
             path = self.path / name
             try:
                 size = path.stat().st_size
-                if size != said["size"]:
-                    return f"{path}: {size} bytes instead of {said['size']}"
-                if parts and index % parts == part and sha256(path) != said["sha256"]:
+                if size != said:
+                    return f"{path}: {size} bytes instead of {said}"
+                if parts and index % parts == part and sha256(path) != checksum:
                     return f"{path}: its contents have changed (another checksum)"
             except OSError as error:
                 return f"{path}: can't be read: {error.strerror or error}"
@@ -146,17 +154,11 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def prune(run: RunDir, keep_last: int, *, keep: Iterable[int] = ()) -> None:
-    """Removes all but the newest `keep_last` checkpoints, and what was left of saves that never ended.
-
-    Args:
-        keep: updates of further ones that stay.
-    """
+def prune(run: RunDir, keep_last: int) -> None:
+    """Removes all but the newest `keep_last` checkpoints, at least one. Raises StorageError."""
     assert keep_last >= 1
-    there = completed(run)
-    for one in there[keep_last:]:
-        if one.update not in keep:
-            _remove(one.path)
+    for one in completed(run)[keep_last:]:
+        _remove(one.path)
 
 
 def put_aside(checkpoint: Checkpoint) -> None:

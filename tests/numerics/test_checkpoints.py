@@ -92,9 +92,9 @@ def content(folder: Path) -> dict[str, Tensor]:
     """All tensors of the newest checkpoint of a run, whole."""
     (newest, *_) = checkpoints.completed(RunDir(folder))
     assert newest.problem() is None
-    saved = planner.contents(newest.path)
-    whole = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in saved.items()}
-    planner.read([Piece(name, tuple(one.shape), one, (0,) * one.ndim) for name, one in whole.items()], newest.path)
+    saved = planner.Contents(newest.path)
+    whole = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in saved.tensors.items()}
+    saved.fill([Piece(name, tuple(one.shape), one, (0,) * one.ndim) for name, one in whole.items()])
     return whole
 
 

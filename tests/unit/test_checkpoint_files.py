@@ -107,12 +107,12 @@ def test_reading_gives_what_was_written(run: RunDir) -> None:
         "truth": torch.tensor([True, False]),
     }
     one = save(run, 1, **tensors)
-    saved = planner.contents(one.path)
+    saved = planner.Contents(one.path)
     for name, value in tensors.items():
         if not value.numel():
             continue
-        read = torch.empty(saved[name][0], dtype=saved[name][1])
-        planner.read([Piece(name, tuple(read.shape), read, (0,) * read.ndim)], one.path)
+        read = torch.empty(saved.tensors[name][0], dtype=saved.tensors[name][1])
+        saved.fill([Piece(name, tuple(read.shape), read, (0,) * read.ndim)])
         assert torch.equal(read, value)
         assert read.dtype == value.dtype
 
@@ -127,20 +127,20 @@ def test_loading_executes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch, 
     one = save(run, 1)
     (one.path / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(LauncherError, match=r"posix\.system, which has no business there"):
-        planner.contents(one.path)
+        planner.Contents(one.path)
     # a name inside an allowed module that isn't its own
     (one.path / ".metadata").write_bytes(b"ctorch.distributed.checkpoint.metadata\nos\n.")
     with pytest.raises(LauncherError, match="no business"):
-        planner.contents(one.path)
+        planner.Contents(one.path)
     assert not (tmp_path / "executed").exists()
 
 
 def test_another_shape_and_a_missing_tensor_are_named(run: RunDir) -> None:
     one = save(run, 1)
     with pytest.raises(LauncherError, match=r"'w' has the shape \[5, 3\] there and \[3, 5\] here"):
-        planner.read([Piece("w", (3, 5), torch.zeros(3, 5), (0, 0))], one.path)
+        planner.Contents(one.path).fill([Piece("w", (3, 5), torch.zeros(3, 5), (0, 0))])
     with pytest.raises(LauncherError, match="has no 'v'"):
-        planner.read([Piece("v", (2,), torch.zeros(2), (0,))], one.path)
+        planner.Contents(one.path).fill([Piece("v", (2,), torch.zeros(2), (0,))])
 
 
 def test_a_save_that_fails_leaves_nothing_and_keeps_what_was(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

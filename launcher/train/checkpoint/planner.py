@@ -58,27 +58,34 @@ def write(pieces: Sequence[Piece], folder: Path, group: dist.ProcessGroup | None
     writer.finish(metadata, [writer.write_data(plans.finish_plan(plan), plans).wait()])
 
 
-def read(pieces: Sequence[Piece], folder: Path) -> None:
-    """Fills these pieces from `folder`. No other rank is asked.
+class Contents:
+    """What `folder` holds. No other rank is asked.
 
     Raises:
-        LauncherError: a tensor isn't there, or has another shape.
+        LauncherError: torch's list of what is where can't be read.
     """
-    reader, plans = _Reader(folder), _LoadPieces(pieces)
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, True)
-    plans.set_up_planner({}, metadata, True)
-    reader.read_data(plans.finish_plan(reader.prepare_local_plan(plans.create_local_plan())), plans).wait()
 
+    def __init__(self, folder: Path) -> None:
+        self._reader = _Reader(folder)
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, True)
+        self.tensors = {
+            name: (one.size, one.properties.dtype)
+            for name, one in self._metadata.state_dict_metadata.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
+        """The shape and type of every tensor, by name."""
 
-def contents(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """The shape and type of every tensor in `folder`, by name."""
-    metadata = _Reader(folder).read_metadata()
-    return {
-        name: (one.size, one.properties.dtype)
-        for name, one in metadata.state_dict_metadata.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Reads what belongs into these pieces.
+
+        Raises:
+            LauncherError: a tensor isn't there, or has another shape.
+        """
+        plans = _LoadPieces(pieces)
+        plans.set_up_planner({}, self._metadata, True)
+        plan = plans.finish_plan(self._reader.prepare_local_plan(plans.create_local_plan()))
+        self._reader.read_data(plan, plans).wait()
 
 
 class _SavePieces(DefaultSavePlanner):

@@ -91,7 +91,7 @@ class Saver:
         found = store.newest(self._run, self._ranks, self._say)
         if found is None:
             return None
-        progress = store.progress_of(found)
+        progress = found.progress()
         self._fill(found)
         self._take(progress)
         self._newest, self._last = found.update, time.monotonic()
@@ -99,10 +99,10 @@ class Saver:
 
     def _fill(self, checkpoint: Checkpoint) -> None:
         try:
-            saved = planner.contents(checkpoint.path)
+            contents = planner.Contents(checkpoint.path)
             self._sharding.settle()
-            self._state.make_room(saved)
-            planner.read(self._state.targets(saved), checkpoint.path)
+            self._state.make_room(contents.tensors)
+            contents.fill(self._state.targets(contents.tensors))
             self._state.filled()
         except LauncherError as error:
             raise type(error)(f"{checkpoint.path}: {error}") from error

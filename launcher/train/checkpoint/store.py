@@ -1,6 +1,5 @@
 """One checkpoint on all ranks: written whole or not at all, and read by any layout."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,13 +128,3 @@ def newest(run: RunDir, ranks: Ranks, say: Callable[[str], None]) -> Checkpoint 
         if ranks.rank == 0:
             checkpoints.put_aside(one)
     return None
-
-
-def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What of a checkpoint is no tensor. Raises LauncherError."""
-    path = checkpoint.path / PROGRESS
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LauncherError(f"{path}: can't be read: {error}") from error
-    return found
