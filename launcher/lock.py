@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def holding(run: RunDir, *, force: bool = False) -> Iterator[None]:
         if parent is None:
             _take(path, me, run, force=force)
         else:
-            me = Owner(**{**asdict(me), "handed_by": parent.pid})
+            me = replace(me, handed_by=parent.pid)
             _write(path, me, over=True)
     except OSError as error:
         raise LauncherError(f"{path}: the run's folder can't be locked: {error.strerror or error}") from error

@@ -88,10 +88,10 @@ class Fit:
             self._validate_if_due()  # of a run that was stopped just before it
             self._next_update()
             self._go_back_after_a_spike()
-            self.stopped = self._must_stop and progress.update < self.policy.num_updates
-            if not self.stopped:
-                self._validate_if_due()
-                self._save(is_last=progress.update == self.policy.num_updates)
+            if self._must_stop and progress.update < self.policy.num_updates:
+                break  # what is due by now waits until the run goes on
+            self._validate_if_due()
+            self._save(is_last=progress.update == self.policy.num_updates)
         self.stopped = progress.update < self.policy.num_updates
         if self.stopped:
             self._save(is_last=True)
