@@ -60,6 +60,15 @@ def test_an_unfinished_save_is_no_checkpoint(run: RunDir) -> None:
     assert not half.exists()
 
 
+def test_what_killed_saves_have_left_is_removed_when_ranks_start(run: RunDir) -> None:
+    save(run, 3)
+    for name in (".update_0000000004.tmp", ".update_0000000001.gone"):
+        (run.checkpoints / name).mkdir()
+    found = store.newest(run, Ranks(), lambda _: None)
+    assert found is not None
+    assert [one.name for one in run.checkpoints.iterdir()] == ["update_0000000003"]
+
+
 def damage(kind: str, path: Path) -> None:
     data = bytearray(path.read_bytes())
     if kind == "truncated":

@@ -116,8 +116,10 @@ def _files(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
 def newest(run: RunDir, ranks: Ranks, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint of a run that is whole, which ranks find out together; None: there is none.
 
-    One that is damaged is told to `say`, and put aside under another name.
+    One that is damaged is told to `say`, and put aside under another name. What killed saves have left is removed.
     """
+    if ranks.rank == 0:
+        checkpoints.clear_unfinished(run)
     (paths, *_) = ranks.all([one.path for one in checkpoints.completed(run)] if ranks.rank == 0 else None)
     for one in map(Checkpoint, paths):
         problems = ranks.all(one.problem(part=ranks.rank, parts=ranks.size))
