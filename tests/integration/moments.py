@@ -38,7 +38,7 @@ class Data(Targets):
 
 
 class Model(Scalar):
-    """Made for the plan, made on a rank, and asked for its state at the end: three moments."""
+    """Made for the plan, made on a rank, and asked for its state when the trained model is written: three moments."""
 
     def __init__(self, size: int = 1) -> None:
         super().__init__(size)
@@ -47,7 +47,7 @@ class Model(Scalar):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The state: it is asked for when the model is made, too."""
         if Path(os.environ[MARKS], "train").exists():
-            reach("save")
+            reach("final")
         return super().state_dict(*args, **kwargs)
 
 
