@@ -20,6 +20,12 @@ SCRATCH = "LAUNCHER_SCRATCH"
 """The environment variable that names a node's temporary folder. Who starts the node chooses the name, and removes what
 is left of it where the node's agent was killed."""
 
+RENDEZVOUS = "LAUNCHER_RENDEZVOUS"
+"""The one that tells a node where it meets the others, as HOST:PORT."""
+
+LISTENER = "LAUNCHER_LISTENER"
+"""The one with the number of a socket that listens already, for the store of the first node."""
+
 ATTEMPT = "LAUNCHER_ATTEMPT"
 """The one that tells a rank how often the run's ranks had been started before."""
 

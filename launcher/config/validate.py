@@ -176,6 +176,7 @@ def _check_times(config: Config) -> None:
         if value is not None:
             seconds(value, key)
     seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
+    seconds(config.cluster.wait_for_nodes, "cluster.wait_for_nodes")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:

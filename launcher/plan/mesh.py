@@ -55,12 +55,24 @@ def visible_gpus() -> int:
     return min(found, len([one for one in chosen.split(",") if one.strip() not in ("", "-1")]))
 
 
+def least_nodes(cluster: ClusterConfig) -> int:
+    """The nodes without which a run doesn't go on. Raises ConfigError."""
+    nodes = parse_count("cluster.nodes", cluster.nodes)
+    least = parse_count("cluster.min_nodes", cluster.min_nodes, allow_null=True)
+    if least is not None and least > nodes:
+        problem = f"is more than the {nodes} of cluster.nodes"
+        raise ConfigError("cluster.min_nodes", least, problem, hint=f"at most {nodes}")
+    return least or nodes
+
+
 def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: int | None) -> World:
-    """The ranks on this node. `cuda_devices`: what torch sees; None: torch was not asked.
+    """The ranks on nodes that are like this one. `cuda_devices`: what torch sees here; None: torch was not asked.
 
     Raises:
         ConfigError: more CUDA ranks than GPUs, no GPU where one is asked for, `single` with several ranks.
     """
+    least_nodes(cluster)
+    nodes = parse_count("cluster.nodes", cluster.nodes)
     gpus = visible_gpus() if cuda_devices is None else cuda_devices
     device = cluster.device
     if device is Device.auto:
@@ -72,14 +84,14 @@ def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: in
     asked = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
     automatic = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
     count = automatic if asked == "auto" else asked
-    if strategy is StrategyName.single and count > 1:
-        raise ConfigError("strategy", "single", f"runs on one rank, not on {count}", hint="strategy=ddp")
+    if strategy is StrategyName.single and count * nodes > 1:
+        raise ConfigError("strategy", "single", f"runs on one rank, not on {count * nodes}", hint="strategy=ddp")
     notes: list[str] = []
     if device is Device.cuda and count > gpus:
         raise ConfigError("cluster.ranks_per_node", count, f"there are {gpus} GPUs, and a rank needs one of its own")
     if device is Device.cpu and count > cores:
         notes.append(f"{count} ranks share {cores} cores: right, but slower than {cores} ranks")
-    return World(1, count, device, tuple(notes))
+    return World(nodes, count, device, tuple(notes))
 
 
 def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName) -> Mesh:

@@ -1,19 +1,19 @@
 """From a configuration to a plan: everything that can be known without a step, worked out once."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.choices import DecayRule
-from launcher.config.schema import Config
+from launcher.config.choices import DecayRule, Device
+from launcher.config.schema import BatchConfig, Config
 from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
-from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.batch import BatchPlan, WindowTable, parse_count
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
-from launcher.plan.mesh import World, solve_mesh, solve_world
+from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
 from launcher.plan.notes import batch_norm_notes, half_notes, rule_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, ScalingResult, build_learning_rate, scale
@@ -133,10 +133,13 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     Raises:
         ConfigError: what can't work, with the key, the value and what would.
     """
+    is_new = world is None
     world = world or solve_world(config.cluster, config.strategy.name, facts.cuda_devices)
     mesh = solve_mesh(config.mesh, world.size, config.strategy.name)
     division = divide(config.batch, mesh.data_parallel_degree, facts.knows_lengths)
     batch = division.batch
+    if is_new:
+        _check_fewer_nodes(config, world, batch)
     windows = windows_of(config, facts, batch)
     scaled = _scaled(config, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
@@ -177,6 +180,45 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         arithmetic=[*division.lines(), scaled.line],
         notes=notes,
     )
+
+
+def solve_again(config: Config, plan: Plan, facts: Facts | None = None, *, nodes: int | None = None) -> Plan:
+    """The plan of a run that is there, with what is known by now. What isn't solved stays: folders, commands, notes.
+
+    Args:
+        facts: None: those of the plan.
+        nodes: how many there are; None: as many as in the plan.
+
+    Raises:
+        ConfigError: it can't work with these.
+    """
+    world = World(nodes or plan.nodes, plan.ranks_per_node, Device(plan.device))
+    if world.nodes != parse_count("cluster.nodes", config.cluster.nodes):
+        config = replace(config, batch=_kept(config.batch, plan.global_batch_size, plan.micro_batch_size))
+    solved = make_plan(config, facts or Facts(**plan.facts), world=world)
+    notes = list(dict.fromkeys([*plan.notes, *solved.notes]))
+    return replace(solved, cwd=plan.cwd, pythonpath=plan.pythonpath, launch=plan.launch, notes=notes)
+
+
+def _kept(config: BatchConfig, global_batch_size: int, micro_batch_size: int | None) -> BatchConfig:
+    """The same windows and micro-batches for another number of ranks, which takes other steps."""
+    micro = config.micro_batch_size if config.micro_batch_tokens is not None else micro_batch_size
+    steps = "auto"
+    return replace(
+        config, global_batch_size=global_batch_size, micro_batch_size=micro, gradient_accumulation_steps=steps
+    )
+
+
+def _check_fewer_nodes(config: Config, world: World, batch: BatchPlan) -> None:
+    """That the run can go on with each number of nodes that cluster.min_nodes allows. Raises ConfigError."""
+    kept = _kept(config.batch, batch.global_batch_size, batch.micro_batch_size)
+    for nodes in range(least_nodes(config.cluster), world.nodes):
+        try:
+            mesh = solve_mesh(config.mesh, nodes * world.ranks_per_node, config.strategy.name)
+            divide(kept, mesh.data_parallel_degree, None)
+        except ConfigError as error:
+            problem = f"the run couldn't go on with {nodes} of {world.nodes} nodes: {error}"
+            raise ConfigError("cluster.min_nodes", config.cluster.min_nodes, problem) from error
 
 
 def _one_stage(facts: Facts) -> list[list[int]] | None:

@@ -32,7 +32,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
         ("global batch size", f"{plan.global_batch_size} samples an update"),
         ("as", _division(plan)),
         ("layout", f"by {plan.layout}" if plan.layout else "known once the ranks see the task"),
-        ("ranks", f"{plan.world_size} on {plan.device}, strategy {plan.strategy}, {plan.precision} ({mesh})"),
+        ("ranks", f"{_ranks(plan)}, strategy {plan.strategy}, {plan.precision} ({mesh})"),
         ("updates", _updates(plan)),
         ("learning rate", _rate(plan)),
         ("weight decay", "none" if plan.weight_decay is None else f"{plan.weight_decay:g}"),
@@ -56,6 +56,11 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
+
+
+def _ranks(plan: Plan) -> str:
+    nodes = "" if plan.nodes == 1 else f" on {plan.nodes} nodes"
+    return f"{plan.world_size}{nodes} on {plan.device}"
 
 
 def _pipeline(plan: Plan) -> list[tuple[str, str]]:

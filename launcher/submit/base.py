@@ -39,15 +39,17 @@ class Backend(Protocol):
         ...
 
 
-def node_argv(run_dir: Path) -> list[str]:
+def node_argv(run_dir: Path, node: int = 0) -> list[str]:
     """The command that runs one node's ranks."""
-    return [sys.executable, "-m", "launcher.train.agent", str(run_dir)]
+    which = ["--node", str(node)] if node else []
+    return [sys.executable, "-m", "launcher.train.agent", str(run_dir), *which]
 
 
-def node_environment(plan: Plan) -> dict[str, str]:
-    """What a node's ranks need in their environment: this package importable, and cores shared out among them."""
+def node_environment(plan: Plan, ranks: int) -> dict[str, str]:
+    """What a node's ranks need in their environment: this package importable, and cores shared out among the `ranks` of
+    a machine."""
     environment = {name: rank_environment(plan.pythonpath)[name] for name in ("PYTHONPATH", "PYTHONIOENCODING")}
     environment["PYTHONUNBUFFERED"] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(max(1, available_cores() // plan.ranks_per_node))
+        environment["OMP_NUM_THREADS"] = str(max(1, available_cores() // ranks))
     return environment

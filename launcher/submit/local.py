@@ -2,57 +2,108 @@
 
 import os
 import signal
+import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from launcher.errors import Exit, LauncherError
+from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.lock import holding
 from launcher.observe.progress import follow
-from launcher.outcome import SCRATCH, choose_scratch, of_stop, record, take_left
+from launcher.outcome import LISTENER, RENDEZVOUS, SCRATCH, choose_scratch, of_stop, record, take_left
 from launcher.plan.plan import Plan
 from launcher.process import PARENT, STOP_SIGNALS
 from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
 
+OTHERS_WITHIN = 15.0
+"""Seconds that other nodes are given to end once the first one has."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that was started."""
+
+    agent: "subprocess.Popen[bytes]"
+    log: Path
+
 
 class Local:
-    """This machine."""
+    """This machine, where a run of several nodes has all of them."""
 
     def render(self, run: RunDir, plan: Plan) -> Launch:
-        return Launch([node_argv(run.path)], node_environment(plan))
+        if plan.nodes > 1 and plan.device == "cuda":
+            problem = "submit=local starts them all on this machine, where their ranks would share its GPUs"
+            raise ConfigError("cluster.nodes", plan.nodes, problem, hint="cluster.nodes=1")
+        argv = [node_argv(run.path, node) for node in range(plan.nodes)]
+        return Launch(argv, node_environment(plan, plan.world_size))
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
-        log = run.logs / "agent.log"
-        scratch = choose_scratch()
-        own = {PARENT: str(os.getpid()), SCRATCH: str(scratch)}
-        with holding(run), SignalsPassedOn() as signals:
-            with writing(log), open(log, "ab") as output:
-                agent = subprocess.Popen(
-                    launch.argv[0],
-                    env={**os.environ, **launch.environment, **own},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=plan.cwd,
-                    # Ctrl-C in a terminal reaches the launcher alone, which passes it on once
-                    start_new_session=True,
-                )
-            try:
-                signals.to(agent)
-                pids = {"launcher": os.getpid(), "agent": agent.pid}
-                run.write_status(state=State.submitted, pids=pids, exit_code=None, error=None)
-                follow(run.path, lambda: agent.poll() is None, live=live, console=console)
-                code = agent.wait()
-            finally:
-                if agent.poll() is None:
-                    agent.kill()
-                    agent.wait()
-                take_left(scratch, run)
-        return _outcome(run, code, log, signals)
+        with holding(run), SignalsPassedOn() as signals, ExitStack() as stack:
+            nodes: list[Node] = []
+            for start in _starts(run, plan, launch):
+                nodes.append(stack.enter_context(start))
+                signals.to(nodes[-1].agent)
+            first = nodes[0].agent
+            others = {f"agent_{number}": one.agent.pid for number, one in enumerate(nodes[1:], 1)}
+            pids = {"launcher": os.getpid(), "agent": first.pid, **others}
+            run.write_status(state=State.submitted, pids=pids, exit_code=None, error=None)
+            follow(run.path, lambda: first.poll() is None, live=live, console=console)
+            code = first.wait()
+            for other in nodes[1:]:
+                with suppress(subprocess.TimeoutExpired):
+                    other.agent.wait(OTHERS_WITHIN)
+        return _outcome(run, code, nodes[0].log, signals)
+
+
+def _starts(run: RunDir, plan: Plan, launch: Launch) -> Iterator[AbstractContextManager[Node]]:
+    """Each node, to be started; all have one place to meet."""
+    environment = {**os.environ, **launch.environment, PARENT: str(os.getpid())}
+    passed: tuple[int, ...] = ()
+    if len(launch.argv) > 1:  # listens already, so that nobody takes the port in between
+        listener = socket.create_server(("127.0.0.1", 0))
+        environment[RENDEZVOUS] = f"localhost:{listener.getsockname()[1]}"
+        passed = (listener.fileno(),)
+    for number, argv in enumerate(launch.argv):
+        log = run.logs / ("agent.log" if number == 0 else f"agent_{number}.log")
+        own = {LISTENER: str(passed[0])} if passed else {}
+        yield _node(run, log, argv, {**environment, **own}, plan.cwd, passed)
+        if passed:
+            listener.close()  # the first node's alone
+            passed = ()
+
+
+@contextmanager
+def _node(
+    run: RunDir, log: Path, argv: list[str], environment: dict[str, str], cwd: str, passed: tuple[int, ...]
+) -> Iterator[Node]:
+    """A node that has started. At the end it is ended, and what is left of it is taken over."""
+    scratch = choose_scratch()
+    with writing(log), open(log, "ab") as output:
+        agent = subprocess.Popen(
+            argv,
+            env={**environment, SCRATCH: str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+            pass_fds=passed,
+            # Ctrl-C in a terminal reaches the launcher alone, which passes it on once
+            start_new_session=True,
+        )
+    try:
+        yield Node(agent, log)
+    finally:
+        if agent.poll() is None:
+            agent.kill()
+            agent.wait()
+        take_left(scratch, run)
 
 
 def _outcome(run: RunDir, code: int, log: Path, signals: "SignalsPassedOn") -> int:
@@ -90,10 +141,10 @@ def _text(path: Path) -> str:
 
 
 class SignalsPassedOn:
-    """While inside, what asks this process to stop goes on to the agent; the second time it kills it, and so all."""
+    """While inside, what asks this process to stop goes on to the agents; the second time it kills them, and so all."""
 
     def __init__(self) -> None:
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agents: list[subprocess.Popen[bytes]] = []
         self._seen: list[int] = []
         self._before: dict[int, Any] = {}
 
@@ -119,12 +170,13 @@ class SignalsPassedOn:
         return len(self._seen) > 1
 
     def to(self, agent: "subprocess.Popen[bytes]") -> None:
-        """Names the process that signals go to, and passes on what came before it was there."""
-        self._agent = agent
+        """Names a process that signals go to, and passes on what came before it was there."""
+        self._agents.append(agent)
         for number in self._seen[:1]:
             agent.send_signal(number)
 
     def _pass(self, number: int, _frame: FrameType | None) -> None:
         self._seen.append(number)
-        if self._agent is not None and self._agent.poll() is None:
-            self._agent.send_signal(number if len(self._seen) == 1 else signal.SIGKILL)
+        for agent in self._agents:
+            if agent.poll() is None:
+                agent.send_signal(number if len(self._seen) == 1 else signal.SIGKILL)

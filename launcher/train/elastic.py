@@ -7,31 +7,32 @@ failed first and why. Its exit code is the run's.
 import os
 import signal
 import sys
-import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
 from launcher.checkpoints import completed
+from launcher.config.schema import Config
+from launcher.config.times import seconds
 from launcher.config.validate import load
 from launcher.errors import Exit, LauncherError
 from launcher.outcome import of_stop, record, scratch
+from launcher.plan.batch import parse_count
 from launcher.plan.plan import Plan
 from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State
 from launcher.train import stopping
 from launcher.train.failures import Failure
 from launcher.train.hangs import recorder_environment
+from launcher.train.meeting import JOIN_SECONDS, Meeting
 from launcher.train.supervisor import Limits, Supervisor, limits
 
-RENDEZVOUS_SECONDS = 900
-"""How long a node waits for the others, and for its own store."""
 AT_ONCE = Limits(stop_within=0, time_limit=None, hang_after=None, max_restarts=0)
 """Of ranks that leave nothing to go on from."""
 
@@ -39,38 +40,47 @@ Outcome = tuple[State, int, dict[str, Any] | None]
 """State, exit code and error of a run."""
 
 
-def run_node(run_dir: Path, task: str, started: float) -> int:
+def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
     """Runs this node's ranks to their end. Returns the run's exit code.
 
     Args:
         task: what they do, train or verify.
+        meeting: where it meets the other nodes, and which it is: the first writes how the run has ended.
         started: when this node was started, by `time.monotonic`.
     """
     run = RunDir(run_dir)
     with scratch() as folder:
-        _take_signals(folder)
-        state, code, error = _run(run, task, folder, started)
+        state, code, error = _run(run, task, meeting, folder, started)
         for number in (*STOP_SIGNALS, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
-    record(run, state=state, exit_code=code, error=error)
+    if meeting.node == 0:
+        record(run, state=state, exit_code=code, error=error)
+    elif error is not None:
+        print(error["reason"], file=sys.stderr, flush=True)
     return code
 
 
-def _run(run: RunDir, task: str, folder: Path, started: float) -> Outcome:
+def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float) -> Outcome:
     try:
-        plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
-        allowed = limits(load(run.config)) if task == "train" else AT_ONCE
+        plan, config = Plan.from_json(run.plan.read_text(encoding="utf-8")), load(run.config)
+        allowed = limits(config) if task == "train" else replace(AT_ONCE, min_nodes=plan.nodes)
         if plan.device == "cuda":
             for name, value in recorder_environment(folder, run.logs).items():
                 os.environ.setdefault(name, value)
-        spec = _spec(plan, [str(run.path), task], allowed.max_restarts)
-        supervisor = Supervisor(spec, OwnLogs(), run, folder, allowed, started)
+        spec = _spec(plan, [str(run.path), task], config, meeting, allowed)
+        supervisor = Supervisor(spec, OwnLogs(), run, meeting.node, folder, allowed, started)
+        _take_signals(folder, supervisor)
         try:
             result = supervisor.run()
         finally:
             spec.rdzv_handler.shutdown()
-    except SignalException as stop:  # SIGQUIT, which is at once
+    except SignalException as stop:  # SIGQUIT, which is at once, or one that came while there were no ranks
         return *of_stop(run, stop.sigval), None
+    except RendezvousClosedError:  # a node that was told to stop, or has failed, while all met
+        return *of_stop(run, signal.SIGTERM), {"rank": None, "reason": "another node has left while the nodes met"}
+    except RendezvousError as problem:
+        reason = f"not enough nodes came within {JOIN_SECONDS} s: {problem}"
+        return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": reason}
     except (OSError, LauncherError) as problem:
         return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
     if not result.is_failed():
@@ -116,40 +126,35 @@ def _error(run: RunDir, failure: Failure, allowed: Limits) -> dict[str, Any]:
     return {"rank": failure.rank, "reason": reason, "log": str(run.rank_log(failure.rank))}
 
 
-def _take_signals(folder: Path) -> None:
-    """From now on a signal that asks this process to stop is a wish to all its ranks."""
+def _take_signals(folder: Path, supervisor: Supervisor) -> None:
+    """From now on a signal that asks this process to stop is a wish to all its ranks, if it has any."""
 
     def note(number: int, _frame: FrameType | None) -> None:
         stopping.ask(folder, signal.Signals(number).name)
+        if supervisor.waits_for_nodes:
+            raise SignalException("told to stop while the nodes met", signal.Signals(number))
 
     for number in STOP_SIGNALS:
         signal.signal(number, note)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the only one left to torch's agent, which takes one
 
 
-def _spec(plan: Plan, arguments: list[str], max_restarts: int) -> WorkerSpec:
-    """What torch's `launch_agent` makes of a configuration, for an agent of our own."""
+def _spec(plan: Plan, arguments: list[str], config: Config, meeting: Meeting, allowed: Limits) -> WorkerSpec:
+    """What torch's `launch_agent` makes of a configuration, for an agent of our own. Raises LauncherError."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # ranks started again would meet the old store
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=plan.ranks_per_node, logs_specs=OwnLogs())
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="localhost",
-        timeout=RENDEZVOUS_SECONDS,
-    )
+    nodes = parse_count("cluster.nodes", config.cluster.nodes)
+    launch = LaunchConfig(nodes, nodes, nproc_per_node=plan.ranks_per_node, logs_specs=OwnLogs())
+    last_call = seconds(config.cluster.wait_for_nodes, "cluster.wait_for_nodes")
     return WorkerSpec(
-        role=config.role,
+        role=launch.role,
         local_world_size=plan.ranks_per_node,
         entrypoint=sys.executable,
         args=("-m", "launcher.train.worker", *arguments),
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
-        max_restarts=max_restarts,
+        rdzv_handler=meeting.handler(allowed.min_nodes, nodes, last_call),
+        max_restarts=allowed.max_restarts,
         monitor_interval=0.1,
-        local_addr="localhost",
-        numa_options=config.numa_options,
+        local_addr=meeting.local_addr,
+        numa_options=launch.numa_options,
     )
 
 

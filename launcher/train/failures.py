@@ -107,10 +107,10 @@ def read_words(*folders: Path) -> list[Word]:
     ]
 
 
-def clear_words(rank: int, *folders: Path) -> None:
-    """Removes what a rank has left in an attempt before this one."""
+def clear_words(*folders: Path) -> None:
+    """Removes what ranks have left in an attempt before this one."""
     for folder in folders:
-        for path in folder.glob(f"error_*_{rank}.json"):
+        for path in folder.glob("error_*.json"):
             path.unlink(missing_ok=True)
 
 

@@ -28,6 +28,8 @@ class Hang:
     ranks: list[int]
     seconds: float
     update: int
+    waits: bool = False
+    """Whether they wait for others: ranks of another node may be those that hang."""
 
     @property
     def how(self) -> str:
@@ -49,7 +51,7 @@ def find(folder: Path, ranks: Sequence[int], after: float) -> Hang | None:
     suspects = stuck or silent
     update = min(said.update for said in suspects.values())
     first = [rank for rank, said in suspects.items() if said.update == update]
-    return Hang(first, now - min(suspects[rank].time for rank in first), update)
+    return Hang(first, now - min(suspects[rank].time for rank in first), update, waits=not stuck)
 
 
 def write_stacks(logs: Mapping[int, Path], processes: Mapping[int, int], why: str) -> None:

@@ -70,6 +70,7 @@ def pulse(folder: Path, rank: int) -> Pulse | None:
     return said if said.time else None
 
 
-def clear(folder: Path, rank: int) -> None:
-    """Removes the heart of a rank that has ended."""
-    _path(folder, rank).unlink(missing_ok=True)
+def clear(folder: Path) -> None:
+    """Removes the hearts of ranks that have ended."""
+    for path in folder.glob("heart_*"):
+        path.unlink()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from launcher.config.choices import Device, Offload, OnNonfinite
+from launcher.config.choices import Offload, OnNonfinite
 from launcher.config.schema import Config
 from launcher.config.times import seconds
 from launcher.config.validate import load
@@ -21,8 +21,7 @@ from launcher.observe.tracker import tracking
 from launcher.outcome import SCRATCH
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
-from launcher.plan.mesh import World
-from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
+from launcher.plan.plan import Plan, learning_rate, solve_again, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
@@ -117,11 +116,7 @@ def complete(config: Config, plan: Plan, parts: Parts) -> tuple[Plan, Facts]:
     """The plan with what only model and data could say, after a check that they are what it was made for."""
     seen = gather_facts(config, parts, plan.data_parallel_degree)
     check_against(Facts(**plan.facts), seen)
-    world = World(plan.nodes, plan.ranks_per_node, Device(plan.device))
-    solved = make_plan(config, seen, world=world).to_dict()
-    keep = {name: plan.to_dict()[name] for name in ("cwd", "pythonpath", "launch")}
-    keep["notes"] = list(dict.fromkeys([*plan.notes, *solved["notes"]]))
-    return Plan(**{**solved, **keep}), seen
+    return solve_again(config, plan, seen), seen
 
 
 def assemble(

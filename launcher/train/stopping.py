@@ -33,7 +33,7 @@ def asked(folder: Path) -> str | None:
         return None
 
 
-def number_of(why: str) -> int:
+def number_of(why: str) -> signal.Signals:
     """The signal that a wish stands for."""
     return signal.SIGTERM if why == TIME_LIMIT else signal.Signals[why]
 

@@ -99,9 +99,14 @@ class Running:
         found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [one for one in found if one["kind"] == kind]
 
-    def state(self) -> str:
+    def status(self) -> dict[str, Any]:
         """What its status says."""
-        return str(json.loads((self.run / "status.json").read_text())["state"])
+        loaded: dict[str, Any] = json.loads((self.run / "status.json").read_text())
+        return loaded
+
+    def state(self) -> str:
+        """The state in it."""
+        return str(self.status()["state"])
 
     def wait_for_update(self, update: int) -> None:
         """Until its metrics hold that."""

@@ -50,7 +50,7 @@ def test_the_clock_of_a_rank_runs_from_its_first_beat(tmp_path: Path, monkeypatc
     assert said is not None
     assert (said.update, said.waits) == (4, True)
     assert 0 <= time.monotonic() - said.time < 60
-    heart.clear(tmp_path, 0)
+    heart.clear(tmp_path)
     assert heart.pulse(tmp_path, 0) is None
 
 
