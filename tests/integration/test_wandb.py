@@ -46,7 +46,7 @@ def holds(folder: Path, text: str) -> list[str]:
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
-def test_two_ranks_record_one_run_with_its_configuration_and_plan(tmp_path, monkeypatch):
+def test_j02_two_ranks_record_one_run_with_its_configuration_and_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")  # the key of the configuration alone decides
     done = launch(tmp_path, "train", *UPDATES, TWO_RANKS, "logging.wandb.mode=offline", "logging.wandb.tags=[one,two]")
     assert done.code == 0, done.err
@@ -61,7 +61,7 @@ def test_two_ranks_record_one_run_with_its_configuration_and_plan(tmp_path, monk
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
-def test_a_service_that_does_not_answer_stops_nothing(tmp_path, monkeypatch, key):
+def test_j04_a_service_that_does_not_answer_stops_nothing(tmp_path, monkeypatch, key):
     monkeypatch.setenv("WANDB_BASE_URL", CLOSED)
     if key:
         monkeypatch.setenv("WANDB_API_KEY", key)

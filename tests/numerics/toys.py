@@ -40,6 +40,15 @@ class Sequences:
         return self.samples[index]
 
 
+class Restless(Sequences):
+    """Sequences that draw from torch's and Python's generators when they are read: an odd one draws more."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        torch.rand(1 + 5 * (index % 2))
+        random.random()
+        return super().__getitem__(index)
+
+
 class Masked:
     """Four sequences; every label of the first two is masked."""
 

@@ -37,8 +37,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_newest_by_number_and_the_last_ones_are_kept(run: RunDir) -> None:
-    """G02."""
+def test_g02_newest_by_number_and_the_last_ones_are_kept(run: RunDir) -> None:
     for update in (900, 1000, 1100):
         save(run, update)
         checkpoints.prune(run, 2)
