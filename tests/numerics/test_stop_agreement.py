@@ -55,7 +55,12 @@ def config(*more: str, data: str = "toys.Sequences", batch: int = 5) -> str:
 
 @pytest.mark.parametrize(
     ("degree", "division"),
-    [(1, []), (2, ["strategy=ddp"]), (2, ["strategy=fsdp"]), (2, ["mesh.pp=2"]), (4, ["mesh.pp=2", "strategy=ddp"])],
+    [
+        (1, []),
+        *[(2, [f"strategy={name}"]) for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")],
+        (2, ["mesh.pp=2"]),
+        (4, ["mesh.pp=2", "strategy=ddp"]),
+    ],
 )
 def test_all_ranks_stop_after_the_same_window(ranks: Any, degree: int, division: list[str]) -> None:
     text = config(*division)
