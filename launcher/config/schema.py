@@ -122,9 +122,13 @@ class GroupConfig:
 @dataclass
 class ScalingConfig:
     rule: Rule = Rule.none
-    """How the learning rate follows the batch: none, linear (Goyal et al. 2017) or sqrt (Adam family)."""
+    """How the learning rate follows the global batch size: none, linear (times global / base, Goyal et al. 2017) or
+    sqrt (times its square root, for the Adam family)."""
     base_batch_size: int | None = None
     """The global batch size that optimizer.lr is meant for; needed by every rule but none."""
+    adam_betas_and_eps: bool = False
+    """With rule sqrt: whether Adam's betas and eps follow too, as in Malladi et al. 2022: with k = global / base each
+    beta becomes 1 - k (1 - beta) and eps becomes eps / sqrt(k). A beta that would fall below 0 is refused."""
     weight_decay: DecayRule = DecayRule.none
     """Whether the weight decay is multiplied by global / base too (linear) or stays (none)."""
 

@@ -1,8 +1,5 @@
 """What a user should know of a plan beside its numbers."""
 
-from typing import Any
-
-from launcher.config.schema import ScalingConfig
 from launcher.plan.batch import BatchPlan, WindowTable
 from launcher.plan.facts import Facts
 
@@ -38,16 +35,6 @@ def batch_norm_notes(facts: Facts, batch: BatchPlan, windows: WindowTable | None
         f"{batch.global_batch_size}, and another layout trains another model; group norm has no such effect "
         "(model.norm=group for launcher.models.ResNet)"
     ]
-
-
-def rule_notes(scaling: ScalingConfig, optimizer: dict[str, Any]) -> list[str]:
-    """Where the scaling rule was found for other optimizers."""
-    target = str(optimizer.get("_target_", "")).rpartition(".")[2].lower()
-    if scaling.rule.value == "linear" and "adam" in target:
-        return ["scaling.rule=linear was found for SGD; for the Adam family sqrt is derived in Malladi et al. 2022"]
-    if scaling.rule.value == "sqrt" and target == "sgd":
-        return ["scaling.rule=sqrt suits the Adam family; for SGD linear is the usual rule (Goyal et al. 2017)"]
-    return []
 
 
 def half_notes(facts: Facts) -> list[str]:

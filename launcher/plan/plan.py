@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from launcher.config.choices import DecayRule, Device
+from launcher.config.choices import Device
 from launcher.config.schema import BatchConfig, Config
 from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
@@ -14,9 +14,10 @@ from launcher.plan.batch import BatchPlan, WindowTable, parse_count
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
-from launcher.plan.notes import batch_norm_notes, half_notes, rule_notes, window_notes
+from launcher.plan.notes import batch_norm_notes, half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, ScalingResult, build_learning_rate, scale
+from launcher.plan.scaling import Scaled, rule_notes, scale
+from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate
 from launcher.plan.strategy import settle_strategy
 
 
@@ -72,6 +73,8 @@ class Plan:
     """schedule, stages_per_rank, microbatches_per_round (null: a window is one round), bubble (share of a step), costs
     (multiply-adds a token of each stage), rounds and filled_rounds (micro-batches of each round of a full window,
     without and with masked copies); null: no pipeline."""
+    scaled_arguments: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -141,11 +144,11 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     if is_new:
         _check_fewer_nodes(config, world, batch)
     windows = windows_of(config, facts, batch)
-    scaled = _scaled(config, batch.global_batch_size)
+    scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
     strategy = settle_strategy(config, mesh, world, division, facts, pipeline)
     timing = _timing(config, facts, windows, peak=scaled.lr)
-    groups = param_groups(config, scaled.lr, scaled.weight_decay, facts.group_parameters, batch.global_batch_size)
+    groups = param_groups(config.optimizer, scaled, facts.group_parameters)
     _check_rates(config, scaled.lr, groups)
     notes = [
         *world.notes,
@@ -173,11 +176,12 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         scaling_rule=config.scaling.rule.value,
         weight_decay=scaled.weight_decay,
         param_groups=groups,
+        scaled_arguments=scaled.arguments,
         **(pipeline.fields() if pipeline else {"stages": _one_stage(facts)}),
         memory=None,
         **strategy.fields(),
         facts=asdict(facts),
-        arithmetic=[*division.lines(), scaled.line],
+        arithmetic=[*division.lines(), *scaled.lines],
         notes=notes,
     )
 
@@ -223,12 +227,6 @@ def _check_fewer_nodes(config: Config, world: World, batch: BatchPlan) -> None:
 
 def _one_stage(facts: Facts) -> list[list[int]] | None:
     return None if facts.num_layers is None else [[0, facts.num_layers - 1]]
-
-
-def _scaled(config: Config, global_batch_size: int) -> ScalingResult:
-    optimizer, scaling = config.optimizer, config.scaling
-    base, decay = scaling.base_batch_size, optimizer.get("weight_decay")
-    return scale(scaling.rule, float(optimizer["lr"]), global_batch_size, base, decay, scaling.weight_decay)
 
 
 def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:
@@ -296,25 +294,19 @@ def _check_rates(config: Config, lr: float, groups: list[dict[str, Any]]) -> Non
             raise ConfigError(f"optimizer.groups[{index}].lr_scale", group["lr_scale"], problem)
 
 
-def param_groups(
-    config: Config, lr: float, weight_decay: float | None, counts: list[int], global_batch_size: int = 1
-) -> list[dict[str, Any]]:
+def param_groups(optimizer: dict[str, Any], scaled: Scaled, counts: list[int]) -> list[dict[str, Any]]:
     """The optimizer's groups in the order of optimizer.groups, then the rest: what each matches, its rate at the peak,
     its weight decay, and its number of elements (None: not known yet)."""
-    scaling = config.scaling
-    factor = 1.0
-    if scaling.weight_decay is DecayRule.linear and scaling.base_batch_size:
-        factor = global_batch_size / scaling.base_batch_size
     rest = {"match": None, "lr_scale": 1.0, "weight_decay": None}
     groups = []
-    for index, group in enumerate([*config.optimizer["groups"], rest]):
+    for index, group in enumerate([*optimizer["groups"], rest]):
         own = group["weight_decay"]
         groups.append(
             {
                 "match": group["match"],
                 "lr_scale": group["lr_scale"],
-                "lr": lr * group["lr_scale"],
-                "weight_decay": weight_decay if own is None else own * factor,
+                "lr": scaled.lr * group["lr_scale"],
+                "weight_decay": scaled.weight_decay if own is None else own * scaled.decay_factor,
                 "parameters": counts[index] if index < len(counts) else None,
             }
         )

@@ -1,4 +1,4 @@
-"""Durations, how the learning rate follows the batch, and the learning rate of every update.
+"""Durations, and the learning rate of every update.
 
 The learning rate is a function of the updates applied so far and of nothing else: not of micro-batches, ranks or
 updates that were skipped.
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import cos, floor, isfinite, pi, sqrt
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-from launcher.config.choices import DecayRule, Rule, WarmupFrom
+from launcher.config.choices import WarmupFrom
 from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
 from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError, nearest
@@ -101,60 +101,6 @@ class Clock:
         if duration.unit == "epochs":
             return self.windows.updates_for_epochs(value)
         return self.windows.updates_for_samples(int(value))
-
-
-class ScalingResult(NamedTuple):
-    """Learning rate and weight decay for this batch, and the line that shows how they came about."""
-
-    lr: float
-    weight_decay: float | None
-    line: str
-
-
-def scale(
-    rule: Rule,
-    base_lr: float,
-    global_batch_size: int,
-    base_batch_size: int | None,
-    weight_decay: float | None,
-    weight_decay_rule: DecayRule,
-) -> ScalingResult:
-    """The learning rate for a global batch of this size, given the rate that suits `base_batch_size`.
-
-    linear: lr = base x global / base_batch (Goyal et al. 2017, arXiv:1706.02677, section 2.1). sqrt: lr = base x
-    sqrt(global / base_batch) (Krizhevsky 2014, arXiv:1404.5997; for Adam Malladi et al. 2022, arXiv:2205.10287).
-    The weight decay (None: the optimizer has none) stays as it is unless its own rule is linear.
-
-    Raises:
-        ConfigError: a rule without a usable base_batch_size, a rate that is none, or no weight decay to scale.
-    """
-    if not isfinite(base_lr) or base_lr < 0:
-        raise ConfigError("optimizer.lr", base_lr, "must be a finite number of at least 0")
-    if base_batch_size is not None and base_batch_size < 1:
-        raise ConfigError("scaling.base_batch_size", base_batch_size, "must be a whole number of at least 1")
-    if rule is Rule.none and weight_decay_rule is DecayRule.none:
-        unused = "" if base_batch_size is None else "; scaling.base_batch_size has no effect"
-        return ScalingResult(base_lr, weight_decay, f"lr = {base_lr:g} (scaling.rule=none{unused})")
-    if base_batch_size is None:
-        asking = (
-            f"scaling.weight_decay={weight_decay_rule.value}" if rule is Rule.none else f"scaling.rule={rule.value}"
-        )
-        problem = f"{asking} needs the global batch size that the optimizer's values are meant for"
-        raise ConfigError("scaling.base_batch_size", "null", problem)
-    ratio = f"{global_batch_size} / {base_batch_size}"
-    lr, line = base_lr, f"lr = {base_lr:g} (none)"
-    if rule is Rule.linear:
-        lr = base_lr * global_batch_size / base_batch_size
-        line = f"lr = {base_lr:g} x {ratio} = {lr:g} (linear)"
-    elif rule is Rule.sqrt:
-        lr = base_lr * sqrt(global_batch_size / base_batch_size)
-        line = f"lr = {base_lr:g} x sqrt({ratio}) = {lr:g} (sqrt)"
-    if weight_decay_rule is DecayRule.linear:
-        if weight_decay is None:
-            raise ConfigError("scaling.weight_decay", "linear", "has no effect: the optimizer has no weight_decay")
-        scaled = weight_decay * global_batch_size / base_batch_size
-        return ScalingResult(lr, scaled, f"{line}; weight_decay = {weight_decay:g} x {ratio} = {scaled:g} (linear)")
-    return ScalingResult(lr, weight_decay, line)
 
 
 @dataclass(frozen=True)

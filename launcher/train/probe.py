@@ -45,6 +45,7 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
     import torch
 
     from launcher.plan.plan import param_groups
+    from launcher.plan.scaling import Scaled
 
     try:
         config = parse(config_yaml)
@@ -54,7 +55,8 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
         world = solve_world(config.cluster, config.strategy.name, cuda)
         degree = solve_mesh(config.mesh, world.size, config.strategy.name).data_parallel_degree
         facts = gather_facts(config, parts, degree)
-        groups = param_groups(config, float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), [])
+        unscaled = Scaled(float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), 1.0)
+        groups = param_groups(config.optimizer, unscaled, [])
         optimizer = build_optimizer(parts.model, config.optimizer, groups)
         if config.strategy.name.zero_stage and config.mesh.pp == 1:  # a pipeline does without DeepSpeed
             check_zero_parts(parts.model, optimizer, config.strategy.name.value)

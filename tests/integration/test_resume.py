@@ -39,7 +39,10 @@ def overrides() -> list[str]:
         "+data.train.moment=train",
         "data.validation={_target_: scalar.Targets, targets: [1,2,3]}",
         "optimizer=adamw",
-        "optimizer.lr=0.1",
+        "optimizer.lr=0.2",  # 0.1 for a quarter of the samples, and a restart doesn't scale it again
+        "scaling.rule=sqrt",
+        "scaling.base_batch_size=12",
+        "scaling.adam_betas_and_eps=true",
         "schedule.warmup='3 updates'",
         "training.duration='12 updates'",
         "training.validate_every='5 updates'",
@@ -51,7 +54,15 @@ def overrides() -> list[str]:
     ]
 
 
-CHANGED = ("data.shuffle", "optimizer", "optimizer.lr", "schedule/decay", "schedule.warmup", "training.duration")
+CHANGED = (
+    "data.shuffle",
+    "scaling.rule",
+    "optimizer",
+    "optimizer.lr",
+    "schedule/decay",
+    "schedule.warmup",
+    "training.duration",
+)
 
 
 def variables(folder: Path, stays_at: str = "") -> dict[str, str]:
@@ -175,6 +186,8 @@ def test_it_goes_on_as_if_nothing_had_happened(left: Path, whole: Done) -> None:
     assert "update 4/12  " not in done.out
     assert_same_bits(run, whole)
     assert (run / "config.yaml").read_text() == config
+    scaled = json.loads((run / "plan.json").read_text())
+    assert (scaled["lr"], scaled["scaled_arguments"]["betas"]) == (0.1, [0.975, 0.9875]), "scaled once"
     attempts = {one["update"]: one["attempt"] for one in read_metrics(run / "metrics.jsonl")[0]}
     assert attempts == {update: int(update > 4) for update in range(1, 13)}
     status = json.loads((run / "status.json").read_text())

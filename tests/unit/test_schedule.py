@@ -1,4 +1,4 @@
-"""Durations, scaling and learning rates, against tables worked out by hand."""
+"""Durations and learning rates, against tables worked out by hand."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.choices import DecayRule, Rule, WarmupFrom
+from launcher.config.choices import WarmupFrom
 from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
 from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, scale
+from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate
 
 
 def build(
@@ -126,44 +126,6 @@ def test_training_is_no_percentage_of_itself() -> None:
     with pytest.raises(ConfigError, match="itself") as error:
         Clock().updates(duration, "training.duration")
     assert not isinstance(error.value, NeedsData)
-
-
-def test_scaling_by_hand() -> None:
-    none, linear = DecayRule.none, DecayRule.linear
-    assert scale(Rule.none, 0.1, 1024, None, 1e-4, none) == (0.1, 1e-4, "lr = 0.1 (scaling.rule=none)")
-    # Goyal et al. 2017: 0.1 for 256 images is 0.4 for 1,024.
-    result = scale(Rule.linear, 0.1, 1024, 256, 1e-4, none)
-    assert result == (pytest.approx(0.4), 1e-4, "lr = 0.1 x 1024 / 256 = 0.4 (linear)")
-    result = scale(Rule.sqrt, 0.1, 1024, 256, None, none)
-    assert result == (pytest.approx(0.2), None, "lr = 0.1 x sqrt(1024 / 256) = 0.2 (sqrt)")
-    result = scale(Rule.linear, 0.1, 64, 256, 1e-4, linear)
-    assert result.lr == pytest.approx(0.025)
-    assert result.weight_decay == pytest.approx(2.5e-5)
-    assert result.line.endswith("; weight_decay = 0.0001 x 64 / 256 = 2.5e-05 (linear)")
-    result = scale(Rule.none, 0.1, 512, 256, 1e-4, linear)
-    assert (result.lr, result.weight_decay) == (0.1, pytest.approx(2e-4))
-    assert "no effect" in scale(Rule.none, 0.1, 1024, 256, 1e-4, none).line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ((Rule.linear, 0.1, 64, None, 0.0, DecayRule.none), "scaling.base_batch_size"),
-        ((Rule.sqrt, 0.1, 64, None, 0.0, DecayRule.none), "scaling.base_batch_size"),
-        ((Rule.none, 0.1, 64, None, 0.0, DecayRule.linear), "scaling.base_batch_size"),
-        ((Rule.linear, 0.1, 64, 0, 0.0, DecayRule.none), "scaling.base_batch_size"),
-        ((Rule.none, 0.1, 64, -4, 0.0, DecayRule.none), "scaling.base_batch_size"),
-        ((Rule.linear, 0.1, 64, 32, None, DecayRule.linear), "scaling.weight_decay"),
-        ((Rule.none, -0.1, 64, None, 0.0, DecayRule.none), "optimizer.lr"),
-        ((Rule.none, float("nan"), 64, None, 0.0, DecayRule.none), "optimizer.lr"),
-    ],
-)
-def test_scaling_that_cannot_work(
-    arguments: tuple[Rule, float, int, int | None, float | None, DecayRule], key: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        scale(*arguments)
-    assert error.value.key == key
 
 
 def test_warmup_from_zero() -> None:

@@ -38,7 +38,8 @@ def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place, part: 
     pipeline the stages of this rank."""
 
     def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(model, config.optimizer, plan.param_groups, is_part=part is not None)
+        arguments = config.optimizer | plan.scaled_arguments
+        return build_optimizer(model, arguments, plan.param_groups, is_part=part is not None)
 
     precision, scaler = make_precision(config, place), None
     if precision.name is PrecisionName.fp16:
