@@ -20,7 +20,16 @@ from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
 OPEN_SECTIONS = ("model", "task", "optimizer")
-GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "activation_checkpoint", "precision", "submit")
+GROUPS = (
+    *OPEN_SECTIONS,
+    "data",
+    "schedule/decay",
+    "strategy",
+    "activation_checkpoint",
+    "precision",
+    "submit",
+    "experiment",
+)
 
 KnownKeys = Callable[[Sequence[str]], DictConfig]
 

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 WINDOW = 8
 STRATEGIES = ["ddp", "fsdp", "zero1", "zero2", "zero3"]
-# k = 8 / 2: twice the rate, four times the distance of the betas from 1 and the weight decay, half of eps. eps is large,
-# for Adam divides the rounding of small gradients by it
+# k = 8 / 2: twice the rate, four times the distance of the betas from 1 and the weight decay, half of eps. eps is
+# large, for Adam divides the rounding of small gradients by it
 SCALED = [
     "optimizer=adamw",
     "optimizer.lr=0.005",

@@ -1,0 +1,146 @@
+"""The recipes of conf/experiment against tables worked out by hand: rate and accumulation of every update of the first
+two epochs, and where the rate falls."""
+
+from itertools import pairwise
+from math import cos, pi
+
+import pytest
+from configs import composed_text, config_text
+
+from launcher.config.choices import Device, Layout
+from launcher.config.compose import conf_dir
+from launcher.config.schema import Config
+from launcher.config.validate import parse
+from launcher.errors import ConfigError
+from launcher.plan.facts import Facts
+from launcher.plan.mesh import World
+from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
+from launcher.plan.schedule import LearningRate
+
+IMAGENET = Facts(samples=1_281_167, knows_lengths=False, batch_norm_layers=53)
+DIGITS = Facts(samples=1617, knows_lengths=False, batch_norm_layers=20)
+ALPACA = Facts(samples=52_002, knows_lengths=True)
+
+
+def recipe(name: str, facts: Facts, ranks: int, *overrides: str) -> tuple[Config, Plan, LearningRate]:
+    config = parse(config_text(f"experiment={name}", *overrides))
+    plan = make_plan(config, facts, world=World(1, ranks, Device.cpu))
+    return config, plan, learning_rate(config, plan, facts)
+
+
+def steps(config: Config, plan: Plan, facts: Facts, updates: int) -> list[int]:
+    """Micro-batches that every rank runs in each of the first `updates` windows."""
+    windows = windows_of(config, facts, plan.batch)
+    assert windows is not None
+    ends = [windows.samples_after(update) for update in range(updates + 1)]
+    return [plan.batch.num_micro_steps(end - start) for start, end in pairwise(ends)]
+
+
+# Goyal et al. 2017: k = 1 to 32 for 256 to 8,192 images; windows of an epoch of 1,281,167 images, whole ones alone
+@pytest.mark.parametrize(
+    ("batch", "k", "epoch"),
+    [(256, 1, 5004), (512, 2, 2502), (1024, 4, 1251), (2048, 8, 625), (4096, 16, 312), (8192, 32, 156)],
+)
+def test_imagenet_1h(batch: int, k: int, epoch: int) -> None:
+    given = ("data.train.path=images", f"batch.global_batch_size={batch}")
+    config, plan, rate = recipe("imagenet_1h", IMAGENET, 8, *given)
+    assert (plan.updates_per_epoch, plan.num_updates, plan.warmup_updates) == (epoch, 90 * epoch, 5 * epoch)
+    assert plan.lr == pytest.approx(0.1 * k, rel=1e-15)
+    # from 0.1 to 0.1 k over five epochs, in equal steps
+    by_hand = [0.1 + 0.1 * (k - 1) * (n + 1) / (5 * epoch) for n in range(2 * epoch)]
+    assert [rate(n) for n in range(2 * epoch)] == pytest.approx(by_hand, rel=1e-12)
+    # 8 ranks with micro-batches of 32 make 256: k of them a window, each full
+    assert steps(config, plan, IMAGENET, 2 * epoch) == [k] * 2 * epoch
+    assert (plan.micro_batch_size, plan.batch.samples_per_rank) == (32, 32 * k)
+    for passed, share in ((5, 1), (30, 0.1), (60, 0.01), (80, 0.001)):
+        assert rate(passed * epoch) == pytest.approx(0.1 * k * share, rel=1e-12)
+        assert passed == 5 or rate(passed * epoch - 1) == pytest.approx(k * share, rel=1e-12)
+
+
+def test_imagenet_1h_trains_as_published() -> None:
+    config, plan, _ = recipe("imagenet_1h", IMAGENET, 256, "data.train.path=images")
+    assert (plan.global_batch_size, plan.gradient_accumulation_steps) == (8192, 1)
+    optimizer = config.optimizer
+    assert (optimizer["_target_"], optimizer["momentum"], optimizer["nesterov"]) == ("torch.optim.SGD", 0.9, True)
+    assert [(group["match"], group["weight_decay"]) for group in plan.param_groups] == [
+        ("norms_and_biases", 0.0),
+        (None, 1e-4),
+    ]
+    assert (config.model["depth"], config.model["norm"], config.model["zero_init_last_gamma"]) == (50, "batch", True)
+    assert config.training.max_grad_norm is None
+
+
+# windows of an epoch of 1,617 digits on 2 ranks with micro-batches of 16, the steps of its last one, and those of half
+# an epoch: 809 digits
+@pytest.mark.parametrize(
+    ("batch", "k", "epoch", "last", "warmup"),
+    [
+        (32, 1, 51, 1, 26),
+        (64, 2, 26, 1, 13),
+        (128, 4, 13, 3, 7),
+        (256, 8, 7, 3, 4),
+        (512, 16, 4, 3, 2),
+        (1024, 32, 2, 19, 1),
+    ],
+)
+def test_digits_large_batch(batch: int, k: int, epoch: int, last: int, warmup: int) -> None:
+    config, plan, rate = recipe("digits_large_batch", DIGITS, 2, f"batch.global_batch_size={batch}")
+    assert (plan.updates_per_epoch, plan.num_updates, plan.warmup_updates) == (epoch, 9 * epoch, warmup)
+    by_hand = [0.1 + 0.1 * (k - 1) * min((n + 1) / warmup, 1) for n in range(2 * epoch)]
+    assert [rate(n) for n in range(2 * epoch)] == pytest.approx(by_hand, rel=1e-12)
+    assert steps(config, plan, DIGITS, 2 * epoch) == ([k] * (epoch - 1) + [last]) * 2
+    falls = [n for n in range(1, 9 * epoch) if rate(n) < 0.5 * rate(n - 1)]
+    assert falls == [3 * epoch, 6 * epoch, 8 * epoch]
+    assert rate(9 * epoch - 1) == pytest.approx(1e-4 * k, rel=1e-12)
+
+
+def test_digits_large_batch_is_imagenet_1h_in_small() -> None:
+    small, large = (recipe("digits_large_batch", DIGITS, 2)[0], recipe("imagenet_1h", IMAGENET, 2, *HERE)[0])
+    assert small.optimizer == large.optimizer
+    assert small.scaling.rule == large.scaling.rule
+    assert small.model["zero_init_last_gamma"] is large.model["zero_init_last_gamma"] is True
+
+
+HERE = ("data.train.path=images",)
+FOLDERS = ("model.path=model", "data.train.path=tokens.bin", "task.vocab_size=32000")
+
+
+def test_llm_finetune() -> None:
+    config, plan, rate = recipe("llm_finetune", ALPACA, 2, *FOLDERS)
+    # 52,002 samples by 128 are 407 windows, three epochs of them 1,221, of which 3% are 36.63
+    assert (plan.updates_per_epoch, plan.num_updates, plan.warmup_updates) == (407, 1221, 37)
+    by_hand = [2e-5 * (n + 1) / 37 for n in range(37)]
+    by_hand += [1e-5 * (1 + cos(pi * (n - 37) / 1184)) for n in range(37, 2 * 407)]
+    assert [rate(n) for n in range(2 * 407)] == pytest.approx(by_hand, rel=1e-9)
+    assert (plan.micro_batch_tokens, plan.gradient_accumulation_steps, plan.layout) == (4096, None, "length")
+    assert [group["weight_decay"] for group in plan.param_groups] == [0.0]
+    assert (plan.strategy, plan.precision, plan.activation_checkpoint) == ("fsdp", "bf16", "full")
+    assert config.task["bos"] is None
+    assert config.batch.layout is Layout.auto
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "given"),
+    [
+        ("imagenet_1h", "data.train.path", ()),
+        ("llm_finetune", "data.train.path", ()),
+        ("llm_finetune", "task.vocab_size", ("data.train.path=tokens.bin",)),
+    ],
+)
+def test_what_a_recipe_lacks_is_asked_for(name: str, key: str, given: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="must be given") as error:
+        config_text(f"experiment={name}", *given)
+    assert error.value.key == key
+
+
+def test_values_of_the_command_win_over_those_of_a_recipe() -> None:
+    text = composed_text("experiment=digits_large_batch", "optimizer.lr=0.05", "model=resnet50", "optimizer=lars")
+    config = parse(text)
+    assert (config.optimizer["lr"], config.model["depth"]) == (0.05, 50)
+    assert config.optimizer["_target_"] == "launcher.optim.LARS"
+
+
+def test_every_recipe_is_documented() -> None:
+    text = (conf_dir().parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    for path in (conf_dir() / "experiment").glob("*.yaml"):
+        assert f"experiment={path.stem}" in text
