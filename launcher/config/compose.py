@@ -54,6 +54,8 @@ def register() -> None:
     resolver = OmegaConf.register_new_resolver
     resolver("launcher.path_name", path_name, replace=True)
     resolver("launcher.stamp", _stamp, use_cache=True, replace=True)
+    resolver("launcher.accumulate", accumulate, replace=True)
+    resolver("launcher.accumulated", lambda nominal, size: accumulate(nominal, size) * size, replace=True)
 
 
 def path_name(name: object) -> str:
@@ -65,6 +67,18 @@ def path_name(name: object) -> str:
     safe = re.sub(r"[^\w.+=-]+", "_", str(name)).strip("._")
     safe = safe.encode()[:100].decode(errors="ignore")
     return safe or "run"
+
+
+def accumulate(nominal: int, size: int) -> int:
+    """How many batches of `size` samples come nearest to a nominal batch, at least one.
+
+    Raises:
+        ValueError: one of them is no whole number of at least 1.
+    """
+    for value in (nominal, size):  # as they were typed
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{value} is no whole number of at least 1")
+    return max(round(nominal / size), 1)
 
 
 def _stamp() -> str:

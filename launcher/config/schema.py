@@ -141,6 +141,9 @@ class ScheduleConfig:
     """Where the warmup starts: zero, or the unscaled rate (Goyal's gradual warmup)."""
     decay: DecayConfig = MISSING
     """How the rate falls after the warmup: a choice of the group schedule/decay, with keys of its own."""
+    warmup_momentum: float | None = None
+    """Where optimizer.momentum starts: it rises in equal steps to its own value during the warmup; null: it doesn't
+    change."""
 
 
 @dataclass

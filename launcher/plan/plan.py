@@ -17,7 +17,15 @@ from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
 from launcher.plan.notes import batch_norm_notes, half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.scaling import Scaled, rule_notes, scale
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate
+from launcher.plan.schedule import (
+    Clock,
+    Duration,
+    LearningRate,
+    MomentumWarmup,
+    NeedsData,
+    build_learning_rate,
+    build_momentum,
+)
 from launcher.plan.strategy import settle_strategy
 
 
@@ -112,9 +120,14 @@ class _Timing:
 
     num_updates: int | None
     rate: LearningRate | None
+    momentum: MomentumWarmup | None
     validate_every: int | None
     log_every: int | None
     checkpoint_every: int | None
+
+    @property
+    def momentum_lines(self) -> list[str]:
+        return [] if self.momentum is None else [self.momentum.line()]
 
     def fields(self, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""
@@ -181,7 +194,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         memory=None,
         **strategy.fields(),
         facts=asdict(facts),
-        arithmetic=[*division.lines(), *scaled.lines],
+        arithmetic=[*division.lines(), *scaled.lines, *timing.momentum_lines],
         notes=notes,
     )
 
@@ -268,8 +281,9 @@ def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: 
     except NeedsData:
         if facts.samples is not None:
             raise
-        return _Timing(None, None, None, None, None)
-    return _Timing(num_updates, rate, validate, log, save)
+        return _Timing(None, None, None, None, None, None)
+    momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
+    return _Timing(num_updates, rate, momentum, validate, log, save)
 
 
 def _every(clock: Clock, value: Any, key: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import cos, floor, isfinite, pi, sqrt
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from launcher.config.choices import WarmupFrom
 from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
@@ -187,6 +187,45 @@ class LearningRate:
                 after = ", ".join(late)
                 notes.append(f"schedule.decay.at: never reached in {self.num_updates} updates: {after}")
         return notes
+
+
+@dataclass(frozen=True)
+class MomentumWarmup:
+    """The momentum as a function of the updates applied so far: from `start` to its own value in `updates`, as the rate
+    rises."""
+
+    start: float
+    own: float
+    updates: int
+
+    def __call__(self, applied: int) -> float:
+        """The momentum of the next update once `applied` updates have changed parameters."""
+        risen = min((applied + 1) / self.updates, 1.0) if self.updates else 1.0
+        return self.start * (1 - risen) + self.own * risen
+
+    def line(self) -> str:
+        """What it does, for people to read."""
+        return f"momentum rises from {self.start:g} to {self.own:g} in {self.updates} updates of warmup"
+
+
+def build_momentum(
+    schedule: ScheduleConfig, optimizer: Mapping[str, Any], warmup_updates: int
+) -> MomentumWarmup | None:
+    """How the momentum rises; None: it doesn't.
+
+    Raises:
+        ConfigError: a start that is none, an optimizer without momentum, or no warmup.
+    """
+    start, own, key = schedule.warmup_momentum, optimizer.get("momentum"), "schedule.warmup_momentum"
+    if start is None:
+        return None
+    if not 0 <= start < 1:
+        raise ConfigError(key, start, "must be a number from 0 to below 1; null: the momentum doesn't change")
+    if isinstance(own, bool) or not isinstance(own, int | float) or not own > 0:
+        raise ConfigError(key, start, "has no effect: the optimizer has no momentum", hint="optimizer.momentum=0.9")
+    if warmup_updates == 0:
+        raise ConfigError(key, start, "has no effect: schedule.warmup is 0", hint="schedule.warmup='3 epochs'")
+    return MomentumWarmup(start, float(own), warmup_updates)
 
 
 def build_learning_rate(

@@ -11,11 +11,12 @@ from torch import Tensor
 from launcher.config.choices import LossSpike
 from launcher.errors import NonFiniteError
 from launcher.observe.text import some
-from launcher.plan.schedule import LearningRate
+from launcher.plan.schedule import LearningRate, MomentumWarmup
 from launcher.train import heart, stopping
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
+from launcher.train.optim import set_momentum
 from launcher.train.parallel.mesh import Place
 from launcher.train.reporter import Progress, Reporter
 from launcher.train.sharding.base import Sharding, StepResult
@@ -59,6 +60,8 @@ class Fit:
     """None: nothing is saved."""
     spikes: SpikeGuard = field(default_factory=SpikeGuard)
     progress: Progress = field(default_factory=Progress)
+    momentum: MomentumWarmup | None = None
+    """None: it doesn't change."""
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None
@@ -107,6 +110,8 @@ class Fit:
         window = self._upcoming or self.windows.get(progress.update + 1)
         self._upcoming = None
         lr = self.rate(progress.applied)
+        if self.momentum is not None:
+            set_momentum(self.sharding.optimizer, self.momentum(progress.applied))
         loss, step = self._update(window, lr)
         progress.update += 1
         progress.applied += step.applied

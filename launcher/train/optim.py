@@ -49,6 +49,12 @@ def _matches(match: str, name: str, parameter: nn.Parameter) -> bool:
     return re.search(match, name) is not None
 
 
+def set_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> None:
+    """Gives every group this momentum from the next update on."""
+    for group in optimizer.param_groups:
+        group["momentum"] = momentum
+
+
 def _all_on_a_gpu(groups: Sequence[Sequence[nn.Parameter]]) -> bool:
     return all(one.device.type == "cuda" for group in groups for one in group)
 

@@ -22,6 +22,7 @@ from launcher.outcome import SCRATCH
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.plan import Plan, learning_rate, solve_again, windows_of
+from launcher.plan.schedule import build_momentum
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
@@ -166,7 +167,8 @@ def assemble(
     rate = learning_rate(config, plan, facts)
     training = config.training
     spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
-    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes)
+    momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
+    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":

@@ -64,3 +64,28 @@ def test_every_strategy_trains_with_the_scaled_values(ranks: Any) -> None:
     for of_rank in ranks.run(trained, texts, world_size=2, timeout=120):
         for run in of_rank:
             assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE["float32"]
+
+
+class Rising(torch.optim.SGD):
+    """SGD whose momentum is 0.5, 0.7 and 0.9 in its first updates."""
+
+    def step(self) -> None:  # type: ignore[override]
+        self.updates = getattr(self, "updates", 0) + 1
+        for group in self.param_groups:
+            group["momentum"] = min(0.3 + 0.2 * self.updates, 0.9)
+            group["lr"] = 0.1 * min(self.updates / 3, 1)
+        super().step()
+
+
+def test_every_strategy_trains_with_the_momentum_of_the_warmup(ranks: Any) -> None:
+    more = ["optimizer=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9", "optimizer.nesterov=true"]
+    more += ["schedule.warmup='3 updates'", "schedule.warmup_momentum=0.3", "training.duration=5 updates"]
+    expected = model("float32")
+    optimizer = Rising(expected.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    plain.train(expected, CausalLM(vocab_size=14, bos=13), Sequences(), WINDOW, 5, optimizer, None)
+    texts = [
+        config("float32", 2, *more, f"batch.global_batch_size={WINDOW}", f"strategy={name}") for name in STRATEGIES
+    ]
+    for of_rank in ranks.run(trained, texts, world_size=2, timeout=120):
+        for run in of_rank:
+            assert plain.largest_difference(run["state"], dict(expected.state_dict())) <= TOLERANCE["float32"]

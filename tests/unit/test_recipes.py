@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
-from launcher.plan.schedule import LearningRate
+from launcher.plan.schedule import LearningRate, build_momentum
 
 IMAGENET = Facts(samples=1_281_167, knows_lengths=False, batch_norm_layers=53)
 DIGITS = Facts(samples=1617, knows_lengths=False, batch_norm_layers=20)
@@ -117,6 +117,36 @@ def test_llm_finetune() -> None:
     assert (plan.strategy, plan.precision, plan.activation_checkpoint) == ("fsdp", "bf16", "full")
     assert config.task["bos"] is None
     assert config.batch.layout is Layout.auto
+
+
+# batches of a size, as many as come nearest to 64 and at least one; the weight decay times their product over 64
+@pytest.mark.parametrize(
+    ("size", "accumulated", "decay"),
+    [(8, 8, 5e-4), (16, 4, 5e-4), (24, 3, 5.625e-4), (40, 2, 6.25e-4), (48, 1, 3.75e-4), (64, 1, 5e-4), (128, 1, 1e-3)],
+)
+def test_yolo_nominal(size: int, accumulated: int, decay: float) -> None:
+    config, plan, rate = recipe("yolo_nominal", DIGITS, 2, f"nominal.batch_size={size}")
+    epoch = -(-1617 // (size * accumulated))
+    assert (plan.global_batch_size, plan.gradient_accumulation_steps) == (size * accumulated, accumulated)
+    assert plan.micro_batch_size == size // 2
+    assert (plan.num_updates, plan.warmup_updates) == (100 * epoch, 3 * epoch)
+    assert [group["weight_decay"] for group in plan.param_groups] == [0.0, pytest.approx(decay)]
+    assert [rate(n) for n in range(2 * epoch)] == pytest.approx(
+        [0.01 * (n + 1) / (3 * epoch) for n in range(2 * epoch)]
+    )
+    momentum = build_momentum(config.schedule, config.optimizer, 3 * epoch)
+    assert momentum is not None
+    by_hand = [0.8 + 0.137 * (n + 1) / (3 * epoch) for n in range(2 * epoch)]
+    assert [momentum(n) for n in range(2 * epoch)] == pytest.approx(by_hand, rel=1e-12)
+    assert momentum(3 * epoch - 1) == momentum(100 * epoch) == 0.937
+    assert rate(100 * epoch) == pytest.approx(1e-4)
+    assert (config.training.max_grad_norm, plan.lr) == (10.0, 0.01)
+
+
+@pytest.mark.parametrize("size", ["0", "-4", "1.5", "x"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(ConfigError, match="is no whole number of at least 1"):
+        config_text("experiment=yolo_nominal", f"nominal.batch_size={size}")
 
 
 @pytest.mark.parametrize(

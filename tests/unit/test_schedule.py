@@ -4,6 +4,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import sqrt
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, Line
 from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate
+from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, build_momentum
+from launcher.train.parts import count_updates
 
 
 def build(
@@ -255,6 +257,83 @@ def test_durations_of_the_schedule_may_be_epochs() -> None:
     lr = build_learning_rate(schedule, clock, peak=1.0, base_lr=1.0, num_updates=18)
     assert lr.warmup_updates == 3
     assert [n for n in range(1, 18) if lr(n) < lr(n - 1)] == [6, 12]
+
+
+# 4,800 samples of 10 tokens an epoch, six epochs: half an epoch of warmup, and what follows in each unit
+SAME_LENGTHS = {"epochs": ("0.5 epochs", "2 epochs"), "samples": ("2400 samples", "9600 samples")}
+SAME_LENGTHS["tokens"] = ("24000 tokens", "96000 tokens")
+
+
+def rate_of(batch: int, unit: str, decay: str, samples: int = 4800) -> LearningRate:
+    warmup, two_epochs = SAME_LENGTHS[unit]
+    windows = WindowTable(samples, batch)
+    tokens = [Fraction(24_000), Fraction(96_000)]
+    at = count_updates(np.full(samples, 10), windows, tokens, seed=0, shuffle=False)
+    num_updates = 6 * windows.updates_per_epoch
+    clock = Clock(windows, num_updates, {Fraction(key): value for key, value in at.items()})
+    kinds: dict[str, DecayConfig] = {
+        "constant": ConstantDecay(),
+        "linear": LinearDecay(),
+        "cosine": CosineDecay(0.1),
+        "step": StepDecay(at=[two_epochs, "50%"]),
+        "wsd": WsdDecay(decay=two_epochs),
+    }
+    schedule = ScheduleConfig(warmup, WarmupFrom.base_lr, kinds[decay])
+    return build_learning_rate(schedule, clock, peak=1.0, base_lr=0.25, num_updates=num_updates)
+
+
+@pytest.mark.parametrize("unit", list(SAME_LENGTHS))
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine", "step", "wsd"])
+def test_at_equal_samples_the_rate_is_the_same_for_any_batch(decay: str, unit: str) -> None:
+    finest = rate_of(8, unit, decay)
+    for batch in (16, 48, 96, 240, 480):
+        rate = rate_of(batch, unit, decay)
+        # the warmup gives the rate of the window that ends there, the decay that of the window that starts there
+        for samples in range(batch, 2401, batch):
+            assert rate(samples // batch - 1) == pytest.approx(finest(samples // 8 - 1), rel=1e-12)
+        for samples in range(2400, 6 * 4800, batch):
+            assert rate(samples // batch) == pytest.approx(finest(samples // 8), rel=1e-12)
+        assert rate(6 * 4800 // batch) == pytest.approx(finest(6 * 4800 // 8), rel=1e-12)
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine", "step", "wsd"])
+def test_batches_that_do_not_divide_meet_at_the_end_of_every_epoch(decay: str) -> None:
+    whole = {"epochs": ("1 epochs", "2 epochs")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SAME_LENGTHS, "epochs", whole["epochs"])
+        one = rate_of(1, "epochs", decay, samples=101)
+        for batch in (2, 7, 33, 101, 500):
+            rate, epoch = rate_of(batch, "epochs", decay, samples=101), -(-101 // batch)
+            meets = [rate(epochs * epoch) for epochs in range(1, 7)]
+            assert meets == pytest.approx([one(epochs * 101) for epochs in range(1, 7)], rel=1e-12)
+
+
+def test_momentum_rises_with_the_rate() -> None:
+    schedule = ScheduleConfig("4 updates", decay=ConstantDecay(), warmup_momentum=0.5)
+    momentum = build_momentum(schedule, {"momentum": 0.9}, 4)
+    assert momentum is not None
+    assert [momentum(n) for n in range(6)] == pytest.approx([0.6, 0.7, 0.8, 0.9, 0.9, 0.9])
+    assert momentum(3) == momentum(100) == 0.9
+    assert momentum.line() == "momentum rises from 0.5 to 0.9 in 4 updates of warmup"
+    assert build_momentum(ScheduleConfig(4, decay=ConstantDecay()), {"momentum": 0.9}, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "optimizer", "updates", "says"),
+    [
+        (-0.1, {"momentum": 0.9}, 4, "from 0 to below 1"),
+        (1.0, {"momentum": 0.9}, 4, "from 0 to below 1"),
+        (float("nan"), {"momentum": 0.9}, 4, "from 0 to below 1"),
+        (0.5, {"betas": [0.9, 0.95]}, 4, "no momentum"),
+        (0.5, {"momentum": 0.0}, 4, "no momentum"),
+        (0.5, {"momentum": 0.9}, 0, "schedule.warmup is 0"),
+    ],
+)
+def test_momentum_that_cannot_rise(start: float, optimizer: dict[str, object], updates: int, says: str) -> None:
+    schedule = ScheduleConfig(updates, decay=ConstantDecay(), warmup_momentum=start)
+    with pytest.raises(ConfigError, match=says) as error:
+        build_momentum(schedule, optimizer, updates)
+    assert error.value.key == "schedule.warmup_momentum"
 
 
 @pytest.mark.parametrize(
