@@ -25,6 +25,15 @@ class WarmupFrom(Enum):
     base_lr = "base_lr"
 
 
+class BatchNormPatch(Enum):
+    """What becomes of a model's batch norm."""
+
+    keep = "keep"
+    sync = "sync"
+    group_norm = "group_norm"
+    ghost = "ghost"
+
+
 class Layout(Enum):
     """How a window lies over ranks and micro-batches."""
 

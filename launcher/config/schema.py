@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from launcher.config.choices import (
+    BatchNormPatch,
     DecayRule,
     Device,
     Layout,
@@ -117,6 +118,16 @@ class GroupConfig:
     """The group's learning rate as a multiple of the run's."""
     weight_decay: float | None = None
     """The group's weight decay; null: the optimizer's."""
+
+
+@dataclass
+class ModelPatchesConfig:
+    batch_norm: BatchNormPatch = BatchNormPatch.keep
+    """What becomes of the model's batch norm: keep; sync, statistics over the micro-batches of all ranks (on GPUs);
+    group_norm, a group norm of 32 groups or the largest divisor below, which treats each sample by itself; ghost,
+    statistics over groups of ghost_size samples in the window's order, the same for any ranks and micro-batches."""
+    ghost_size: int | None = None
+    """Samples that share statistics under batch_norm=ghost; divides the micro-batch."""
 
 
 @dataclass
@@ -291,6 +302,7 @@ SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "batch": BatchConfig,
     "training": TrainingConfig,
+    "model_patches": ModelPatchesConfig,
     "scaling": ScalingConfig,
     "schedule": ScheduleConfig,
     "strategy": StrategyConfig,
@@ -317,6 +329,7 @@ class Config:
     data: DataConfig
     batch: BatchConfig
     training: TrainingConfig
+    model_patches: ModelPatchesConfig
     optimizer: dict[str, Any]
     """`_target_`, `lr` (the rate at scaling.base_batch_size), `groups`, and the optimizer's own arguments."""
     scaling: ScalingConfig

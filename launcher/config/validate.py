@@ -18,10 +18,11 @@ from omegaconf import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
+from launcher.config.choices import BatchNormPatch
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
-from launcher.config.schema import SECTIONS, Config, GroupConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -153,6 +154,7 @@ def _check_numbers(config: Config) -> None:
     if most < 1:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
     _check_times(config)
+    _check_patches(config.model_patches)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
@@ -177,6 +179,15 @@ def _check_times(config: Config) -> None:
             seconds(value, key)
     seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
     seconds(config.cluster.wait_for_nodes, "cluster.wait_for_nodes")
+
+
+def _check_patches(patches: ModelPatchesConfig) -> None:
+    is_ghost, size, key = patches.batch_norm is BatchNormPatch.ghost, patches.ghost_size, "model_patches.ghost_size"
+    if is_ghost and (size is None or size < 2):
+        raise ConfigError(key, size, "model_patches.batch_norm=ghost needs a whole number of at least 2")
+    if not is_ghost and size is not None:
+        problem = f"has no effect: model_patches.batch_norm is {patches.batch_norm.value}"
+        raise ConfigError(key, size, problem, hint="model_patches.batch_norm=ghost")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:

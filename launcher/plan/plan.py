@@ -11,10 +11,11 @@ from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan, WindowTable, parse_count
+from launcher.plan.batch_norm import batch_norm_notes, check_batch_norm
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
-from launcher.plan.notes import batch_norm_notes, half_notes, window_notes
+from launcher.plan.notes import half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.scaling import Scaled, rule_notes, scale
 from launcher.plan.schedule import (
@@ -157,6 +158,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     if is_new:
         _check_fewer_nodes(config, world, batch)
     windows = windows_of(config, facts, batch)
+    check_batch_norm(config.model_patches, division, windows, world.device)
     scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
     strategy = settle_strategy(config, mesh, world, division, facts, pipeline)
@@ -168,7 +170,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         *(pipeline.notes if pipeline else division.notes()),
         *rule_notes(config.scaling, config.optimizer),
         *window_notes(batch, windows),
-        *batch_norm_notes(facts, batch, windows),
+        *batch_norm_notes(config.model_patches, facts, batch, windows),
         *half_notes(facts),
         *strategy.notes,
         *(timing.rate.notes() if timing.rate else []),

@@ -13,6 +13,7 @@ from launcher.errors import NonFiniteError
 from launcher.observe.text import some
 from launcher.plan.schedule import LearningRate, MomentumWarmup
 from launcher.train import heart, stopping
+from launcher.train.batch_norm import begin_window
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
@@ -170,6 +171,7 @@ class Fit:
             self._agree(*self.place.sum(self._wishes()))
             return math.nan, StepResult(math.nan, applied=False)
         before = self._buffers.keep()
+        begin_window(self.sharding.model, window.samples, self.place.degree)
         loss_sum = self.runner.run(window)
         if self.windows.reads_ahead and window.update < self.policy.num_updates:
             # the device is still busy with what the runner has queued, and loader workers have read on

@@ -18,6 +18,17 @@ def in_order_of_arrival(batch: BatchPlan, samples: int) -> Layout:
     ]
 
 
+def in_whole_groups(batch: BatchPlan, samples: int, size: int) -> Layout:
+    """As `in_order_of_arrival`, with consecutive groups of `size` samples instead of samples; the last one of a window
+    may be smaller. The plan's micro-batches hold whole groups, and ranks take as many steps."""
+    groups = BatchPlan.solve(-(-samples // size), batch.micro_batch_size // size, "auto", batch.data_parallel_degree)
+    of_groups = in_order_of_arrival(groups, groups.global_batch_size)
+    return [
+        [[i for group in step for i in range(group * size, min((group + 1) * size, samples))] for step in rank]
+        for rank in of_groups
+    ]
+
+
 def by_length(batch: BatchPlan, lengths: Sequence[int]) -> Layout:
     """Samples of like length together, so that little is padded, and ranks with like work, so that none waits.
 

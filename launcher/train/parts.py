@@ -25,6 +25,7 @@ from launcher.train.optim import group_parameters
 from launcher.train.parallel.blocks import check_blocks
 from launcher.train.parallel.costs import part_costs
 from launcher.train.parallel.families import missing_parts
+from launcher.train.patches import patch_model
 from launcher.train.randomness import epoch_order, seed_model, seed_sample
 from launcher.train.reading import sample_length
 
@@ -104,6 +105,7 @@ def build_model(config: Config, *, device: str = "cpu", load: bool = True) -> nn
         model = build(config.model, "model")
     if not isinstance(model, nn.Module):
         raise ConfigError("model._target_", config.model["_target_"], "must make a torch.nn.Module")
+    model = patch_model(model, config.model_patches)
     _check_state(model, config.model["_target_"])
     if config.model_weights is not None:
         check_weights(model, config.model_weights)

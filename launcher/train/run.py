@@ -145,6 +145,7 @@ def assemble(
         num_updates=plan.num_updates,
         micro_batch_tokens=plan.micro_batch_tokens,
         rounds=None if stages is None else stages.rounds,
+        group_size=config.model_patches.ghost_size,
     )
     policy = _policy(config, plan)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)

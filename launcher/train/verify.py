@@ -27,6 +27,7 @@ from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_model, build_task, gather_facts, make_model
+from launcher.train.patches import in_evaluation
 from launcher.train.reading import Samples, collate, row_weights
 from launcher.train.reporter import Progress, Reporter
 from launcher.train.run import START_TIMEOUT, assemble, joined
@@ -149,6 +150,7 @@ def _base(config: Config, window: int) -> Config:
             micro_batch_tokens=None,
         ),
         training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1),
+        model_patches=in_evaluation(config.model_patches),
         scaling=ScalingConfig(rule=Rule.none),
         schedule=ScheduleConfig(decay=ConstantDecay()),
         precision=PrecisionConfig(PrecisionName.fp32),

@@ -9,7 +9,7 @@ import torch
 
 from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
 from launcher.train import heart
-from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival
+from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival, in_whole_groups
 from launcher.train.loading import load
 from launcher.train.parallel.mesh import Place
 from launcher.train.randomness import epoch_order
@@ -68,11 +68,12 @@ class Windows:
         num_updates: int | None = None,
         micro_batch_tokens: int | None = None,
         rounds: Rounds | None = None,
+        group_size: int | None = None,
     ) -> None:
         self.task, self.batch, self.table, self.place = task, batch, table, place
         self.seed, self.shuffle, self.layout, self.workers = seed, shuffle, layout, workers
         self.num_updates, self.micro_batch_tokens = num_updates, micro_batch_tokens
-        self._rounds = rounds
+        self._rounds, self.group_size = rounds, group_size
         self._steps: dict[int, int] = {}
         self._sizes: dict[int, list[int]] = {}
         self._samples = Samples(data, seed)
@@ -166,6 +167,8 @@ class Windows:
         return found
 
     def _laid_out(self, lengths: Sequence[int]) -> Layout:
+        if self.group_size is not None:
+            return in_whole_groups(self.batch, len(lengths), self.group_size)
         if self.layout == "arrival":
             return in_order_of_arrival(self.batch, len(lengths))
         if self.micro_batch_tokens is not None:

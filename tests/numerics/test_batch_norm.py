@@ -156,7 +156,7 @@ def test_batch_norm_is_said_in_the_plan() -> None:
     assert note.startswith("batch norm (20 layers): its statistics are those of one micro-batch on one rank, 8 samples")
     assert "(the smallest has 1, which torch refuses where a channel has a single value)" in note
     assert "4 steps x 2 ranks are not the same as one batch of 64" in note
-    assert "model.norm=group" in note
+    assert "model_patches.batch_norm=group_norm has no such effect" in note
     assert "the smallest has 4)" in notes(Facts(samples=120, batch_norm_layers=1), 24, 4, 2)[0]
     (whole,) = notes(facts, 16, 16, 1)
     assert "the whole window" in whole
