@@ -222,8 +222,8 @@ def test_a_run_that_was_told_to_stop_goes_on_by_the_same_command(tmp_path: Path,
     newest = checkpoints(run)[-1]
     assert 4 <= newest < 12
     assert f"go on   launcher resume run  (from update {newest})" in out
-    refused = launch(tmp_path, "train", *slow, "optimizer.lr=0.2", **variables(tmp_path))
-    assert (refused.code, "optimizer.lr: 0.1 -> 0.2" in refused.err) == (2, True)
+    refused = launch(tmp_path, "train", *slow, "optimizer.lr=0.3", **variables(tmp_path))
+    assert (refused.code, "optimizer.lr: 0.2 -> 0.3" in refused.err) == (2, True)
     done = launch(tmp_path, "train", *slow, **variables(tmp_path))
     assert done.code == 0, done.out + done.err
     assert f"from the checkpoint of update {newest} of 12\n" in done.out  # nothing is repeated
