@@ -133,7 +133,7 @@ def settle_pipeline(config: Config, mesh: Mesh, division: Division, facts: Facts
         raise ConfigError("batch.micro_batch_tokens", division.micro_batch_tokens, problem, hint=f"{MICRO}=…")
     if facts.batch_norm_layers:
         problem = "fills up micro-batches with copies, which batch norm would count in its statistics"
-        raise ConfigError("mesh.pp", pp, problem, hint="a model with group norm or layer norm, or mesh.pp=1")
+        raise ConfigError("mesh.pp", pp, problem, hint="model_patches.batch_norm=group_norm, or mesh.pp=1")
     schedule = asked.schedule.value
     bound = parse_count(ROUND, asked.microbatches_per_round, allow_null=True)
     counts = _given_counts(asked.split)

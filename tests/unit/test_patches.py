@@ -17,8 +17,8 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.train.batch_norm import GhostBatchNorm, begin_window
 from launcher.train.layout import in_order_of_arrival, in_whole_groups
-from launcher.train.parts import build_model, sketch_model
-from launcher.train.patches import patch_model
+from launcher.train.parts import build_model, defer_model, sketch_model
+from launcher.train.patches import in_evaluation, patch_model
 
 
 def patched(model: nn.Module, kind: str, size: int | None = None) -> nn.Module:
@@ -240,3 +240,23 @@ def test_the_model_is_patched_where_it_is_built(kind: str) -> None:
     for (name, mine), (other, theirs) in zip(made.named_parameters(), plain.named_parameters(), strict=True):
         assert name == other
         assert torch.equal(mine, theirs), "a patch draws no random numbers"
+
+
+@pytest.mark.parametrize("kind", ["group_norm", "ghost"])
+def test_a_model_that_is_made_part_by_part_is_patched_alike(kind: str) -> None:
+    more = ["model_patches.ghost_size=8"] if kind == "ghost" else []
+    config = parse(config_text(*IMAGES, "strategy=fsdp", "model.width=32", f"model_patches.batch_norm={kind}", *more))
+    deferred, fill = defer_model(config)
+    assert any(one.is_meta for one in deferred.parameters())
+    fill(deferred)
+    whole = build_model(config).state_dict()
+    found = deferred.state_dict()
+    assert list(found) == list(whole)
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
+
+
+def test_a_comparison_in_evaluation_leaves_out_what_differs_in_training_alone() -> None:
+    for kind in BatchNormPatch:
+        patches = ModelPatchesConfig(kind, 8 if kind is BatchNormPatch.ghost else None)
+        kept = patches if kind is BatchNormPatch.group_norm else ModelPatchesConfig()
+        assert in_evaluation(patches) == kept
