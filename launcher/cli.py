@@ -21,6 +21,8 @@ the same update.
   resume RUN_DIR     goes on from the newest checkpoint [--from N]; overrides may change where and how it runs, and only
                      with --force what it computes
   status DIR         state, updates, rate and time left of one run or of every run below DIR
+  report DIR         report.html, .md and .png of a sweep or a run, also while it runs: a table, curves, and the largest
+                     batch that reaches the loss of the smallest
   export RUN_DIR     the trained model as one safetensors file [--output FILE]
 
 Overrides are Hydra's: batch.global_batch_size=256 data=text data.train.path=book.txt
@@ -30,7 +32,7 @@ Exit codes: 0 finished, 2 refused before any rank started, 3 a rank failed, 4 th
 difference, 75 stopped early with a complete checkpoint, to go on with resume; others pass through from your code.
 """
 
-COMMANDS = ("train", "plan", "verify", "resume", "status", "export")
+COMMANDS = ("train", "plan", "verify", "resume", "status", "report", "export")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +92,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
         from launcher.resume import resume
 
         return resume(rest)
-    from launcher.run_commands import export, status
+    from launcher.run_commands import export, report, status
 
     if command == "status":
         parser = argparse.ArgumentParser(
@@ -102,6 +104,15 @@ def _dispatch(command: str, rest: list[str]) -> int:
             "dir", metavar="DIR", help="the folder of a run, of a sweep, or one that holds such folders"
         )
         return status(parser.parse_args(rest).dir)
+    if command == "report":
+        parser = argparse.ArgumentParser(
+            prog="launcher report",
+            description="A table, curves and a verdict: the largest batch whose loss is that of the base batch, within "
+            "the noise of the seeds. Written to report.html, report.md and report.png in DIR.",
+            epilog="Everything is read from the files that the runs have left; docs/large_batches.md says how.",
+        )
+        parser.add_argument("dir", metavar="DIR", help="the folder of a sweep, as in sweeps/NAME/TIME, or of a run")
+        return report(parser.parse_args(rest).dir)
     parser = argparse.ArgumentParser(
         prog="launcher export",
         description="The trained model as one safetensors file.",

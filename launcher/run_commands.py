@@ -1,4 +1,4 @@
-"""The commands on a folder that is there: status, export."""
+"""The commands on a folder that is there: status, report, export."""
 
 import os
 import shutil
@@ -9,12 +9,22 @@ from rich.console import Console
 from launcher.errors import LauncherError
 from launcher.export import write_folder
 from launcher.observe.status import render_status
+from launcher.prepare import short
+from launcher.report.show import print_verdict
+from launcher.report.write import HTML, write_report
 from launcher.run_dir import RunDir
 
 
 def status(folder: str) -> int:
     """Prints the state of the run in `folder`, or of every run below it."""
     render_status(Path(folder), Console())
+    return 0
+
+
+def report(folder: str) -> int:
+    """Writes the report of the sweep or the run in `folder`, and prints its verdict and where it is."""
+    made = write_report(Path(folder))
+    print_verdict(made, short(made.source.folder / HTML), Console())
     return 0
 
 

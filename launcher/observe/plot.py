@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +70,23 @@ def _points(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
 def _draw_train(axes: "Axes", updates: list[int], losses: list[float]) -> None:
     if not updates:
         return
-    width = max(1, round(len(losses) / SMOOTHED)) | 1
+    width = smoothing_width(len(losses))
     if width == 1:
         axes.plot(updates, losses, color="tab:blue", linewidth=1.5, marker=".", label="training")
         return
     axes.plot(updates, losses, color="tab:blue", linewidth=0.7, alpha=0.4, label="training, each update")
     label = f"training, mean of {width} updates"
-    axes.plot(updates, _smooth(losses, width), color="tab:blue", linewidth=1.8, label=label, zorder=3)
+    axes.plot(updates, smoothed(losses), color="tab:blue", linewidth=1.8, label=label, zorder=3)
 
 
-def _smooth(values: list[float], width: int) -> list[float]:
-    """The mean of `width` values around each; at both ends of as many as there are on both sides."""
+def smoothing_width(count: int) -> int:
+    """The number of values that each of `count` is smoothed over, an odd one."""
+    return max(1, round(count / SMOOTHED)) | 1
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of `smoothing_width` values around each; at both ends of as many as there are on both sides."""
+    width = smoothing_width(len(values))
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)

@@ -23,7 +23,9 @@ from rich.console import Console
 
 from launcher.config.compose import Arguments, compose
 from launcher.errors import ConfigError, Exit, LauncherError
-from launcher.prepare import folder
+from launcher.prepare import folder, short
+from launcher.report.show import print_verdict
+from launcher.report.write import HTML, write_report
 from launcher.run_dir import State, to_json, write_atomic
 from launcher.sweep.members import FOLDER, Member, plan_members
 from launcher.sweep.show import headline, print_end, print_plans, print_start, print_summary
@@ -163,6 +165,8 @@ class Sweep:
         self._cancel_the_rest()
         callbacks.on_multirun_end(config=self._master, config_name=name)
         print_summary(self.members, self._folder, self._console)
+        if interrupted is None:  # else the end is wanted now, and `launcher report` writes it at any time
+            self._report()
         if gave_up is not None and not isinstance(gave_up, MemberFailed):
             print(f"launcher train: {gave_up}", file=sys.stderr)
         return self._exit_code(interrupted, gave_up)
@@ -269,6 +273,16 @@ class Sweep:
 
     def _write(self) -> None:
         write_atomic(self._record, to_json({"members": [one.record() for one in self.members]}))
+
+    def _report(self) -> None:
+        """Writes the report beside the runs, by which no sweep fails."""
+        try:
+            made = write_report(self._folder)
+        except Exception as error:
+            text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
+            print(f"launcher train: no report: {text}", file=sys.stderr)
+        else:
+            print_verdict(made, short(made.source.folder / HTML), self._console)
 
     def _cancel_the_rest(self) -> None:
         for member in self.members:

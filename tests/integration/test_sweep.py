@@ -98,6 +98,11 @@ def test_of_four_runs_two_fail_and_the_others_finish(tmp_path: Path) -> None:
         log = (done.run / str(num) / "logs" / f"rank_{num // 2}.log").read_text()
         assert "Traceback (most recent call last)" in log
     assert "Traceback" not in done.out + done.err
+    assert f"report  {done.run.name}/report.html" in done.out
+    told = (done.run / "report.md").read_text()
+    assert "run 0 (+data.train.at=2): failed at update 1 of 2 (exit 3): ValueError: this sample is broken" in told
+    assert "| 2 | 1 | 0 | 2 | 14.5 | 1 | 2 |" in told  # w = 2, so that 5 and 9 cost (9 + 49) / 2 / 2
+    assert (done.run / "report.html").read_text().count("data:image/png;base64,") == 1
     assert member(done, 1).weights() == member(done, 3).weights() == {"w": [7.0]}
 
 
