@@ -15,6 +15,8 @@ State the effective batch once; the launcher works out the rest, starts the rank
 the same update.
 
   train              compose, plan, start the ranks and follow the run to its end; with -m a sweep
+                     (sweep=linear_scaling is a prepared one; sweep.resume=DIR goes on with one, and with
+                     sweep.retry=failed runs what failed again)
   plan [--json]      everything up to the start and not a step further: prints the plan; with -m one row a run;
                      --draw shows when each rank of a pipeline works on what, and draws it to pipeline.png
   verify             a few updates of this model under every strategy here, against one process: a row for each

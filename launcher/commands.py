@@ -151,7 +151,8 @@ def _composed(hydra: Hydra, options: Namespace, arguments: Arguments) -> DictCon
         if is_sweep(hydra, arguments):
             return None
         raise
-    return None if composed.hydra.mode is RunMode.MULTIRUN else composed
+    goes_on = composed.sweep.resume is not None
+    return None if goes_on or composed.hydra.mode is RunMode.MULTIRUN else composed
 
 
 def prepare_one(hydra: Hydra, arguments: Arguments) -> Prepared:

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.choices import SubmitKind, WandbMode
+from launcher.config.choices import Retry, SubmitKind, WandbMode
 from launcher.config.compose import task_config
 from launcher.config.freeze import freeze
 from launcher.config.schema import Config
@@ -89,7 +89,12 @@ def draft(composed: DictConfig, *keys: str) -> Draft:
 
 def draft_of(tasks: DictConfig) -> Draft:
     """Checks and freezes a configuration without Hydra's node. Raises LauncherError."""
-    validate(tasks)
+    sweep = validate(tasks).sweep
+    if sweep.resume is not None:
+        hint = "launcher train -m sweep.resume=FOLDER; launcher resume RUN_DIR goes on with one run"
+        raise ConfigError("sweep.resume", sweep.resume, "goes on with a sweep, and this is one run", hint=hint)
+    if sweep.retry is not Retry.unfinished:
+        raise ConfigError("sweep.retry", sweep.retry, "is said of a sweep that goes on", hint="add sweep.resume=FOLDER")
     text = freeze(tasks)
     return Draft(parse(text), text, _tracker_notes(text))
 

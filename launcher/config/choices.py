@@ -125,6 +125,13 @@ class Resume(Enum):
     auto = "auto"
 
 
+class Retry(Enum):
+    """Which runs of a sweep run when it goes on."""
+
+    unfinished = "unfinished"
+    failed = "failed"
+
+
 class OnError(Enum):
     """What a checkpoint that can't be written does."""
 

@@ -18,6 +18,7 @@ WHERE_AND_HOW = (
     "activation_checkpoint",
     "logging",
     "checkpoint",
+    "sweep",
     "batch.global_batch_size",
     "batch.micro_batch_size",
     "batch.gradient_accumulation_steps",

@@ -20,16 +20,9 @@ from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
 OPEN_SECTIONS = ("model", "task", "optimizer")
-GROUPS = (
-    *OPEN_SECTIONS,
-    "data",
-    "schedule/decay",
-    "strategy",
-    "activation_checkpoint",
-    "precision",
-    "submit",
-    "experiment",
-)
+RUN_GROUPS = (*OPEN_SECTIONS, "data", "schedule/decay", "strategy", "activation_checkpoint", "precision", "submit")
+"""Groups whose choice is a section of a run's configuration."""
+GROUPS = (*RUN_GROUPS, "experiment", "sweep")
 
 KnownKeys = Callable[[Sequence[str]], DictConfig]
 

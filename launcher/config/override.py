@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from launcher.config.compose import Arguments, compose, conf_dir
-from launcher.config.messages import GROUPS, OPEN_SECTIONS, explain
+from launcher.config.messages import OPEN_SECTIONS, RUN_GROUPS, explain
 from launcher.config.schema import SECTIONS
 from launcher.config.validate import read
 from launcher.errors import LauncherError
@@ -58,9 +58,9 @@ def _check(one: Override, config: DictConfig, *, is_group: bool) -> None:
         raise LauncherError(f"{said}: one run goes on with one value of each key")
     if root == "hydra":
         raise LauncherError(f"{said}: the run's folder and what Hydra did for it are settled; leave it out")
-    if is_group and (name not in GROUPS or one.package is not None or one.is_delete()):
+    if is_group and (name not in RUN_GROUPS or one.package is not None or one.is_delete()):
         problem = "can't be chosen anew for a run that is there: set its keys by value"
-        raise LauncherError(f"{said}: {problem} (groups that can: {', '.join(GROUPS)})")
+        raise LauncherError(f"{said}: {problem} (groups that can: {', '.join(RUN_GROUPS)})")
     if root in config and root not in (*SECTIONS, *OPEN_SECTIONS, "model_weights"):
         problem = "a key of your own, whose value was settled where others refer to it: set those"
         raise LauncherError(f"{said}: {problem}")

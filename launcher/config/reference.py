@@ -132,7 +132,8 @@ def _groups() -> str:
 
 def _choice(group: str, path: Path) -> str:
     """The comment at the head of a file of a group, else its target."""
-    lines = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n").splitlines()
+    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    lines = text.splitlines()
     count = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
     if count:
         return " ".join(line.removeprefix("#").strip() for line in lines[:count])

@@ -27,6 +27,7 @@ from launcher.config.choices import (
     Recompute,
     ReduceEach,
     Resume,
+    Retry,
     Rule,
     StrategyName,
     SubmitKind,
@@ -297,6 +298,15 @@ class LoggingConfig:
     """The tracker: one run a job, opened by the first rank. What it can't send delays nothing and stops nothing."""
 
 
+@dataclass
+class SweepConfig:
+    resume: str | None = None
+    """The folder of a sweep that `launcher train -m` goes on with: finished runs stay, those with a checkpoint go on
+    from it, the others start. The command is the sweep's own; what would change a run's result is refused."""
+    retry: Retry = Retry.unfinished
+    """Which runs `sweep.resume` runs: unfinished (all that aren't finished), or failed (those that failed alone)."""
+
+
 SECTIONS: dict[str, type] = {
     "run": RunConfig,
     "data": DataConfig,
@@ -314,6 +324,7 @@ SECTIONS: dict[str, type] = {
     "cluster": ClusterConfig,
     "submit": SubmitConfig,
     "logging": LoggingConfig,
+    "sweep": SweepConfig,
 }
 """The strict sections, in the order in which a reader meets them. Beside them `model`, `task` and `optimizer` are open
 under their `_target_`, and `model_weights` is a file or null."""
@@ -343,5 +354,6 @@ class Config:
     cluster: ClusterConfig
     submit: SubmitConfig
     logging: LoggingConfig
+    sweep: SweepConfig
     model_weights: str | None = None
     """A safetensors file that the model's weights start from."""

@@ -27,8 +27,12 @@ class Member:
     """Of this member, without those that all have in common."""
     composed: DictConfig | None = None
     """None: refused."""
+    drafted: Draft | None = None
+    """None: refused."""
     prepared: Prepared | None = None
     """None: refused."""
+    is_left: bool = True
+    """Whether it is to run; False: it has, in a sweep that goes on."""
     where: Path = Path()
     state: State = State.planned
     exit_code: int | None = None
@@ -56,6 +60,32 @@ class Member:
         """Records that this member can't run."""
         self.state, self.exit_code, self.reason = State.failed, int(error.exit_code), str(error)
 
+    @property
+    def planned(self) -> dict[str, Any] | None:
+        """What decides its result; None: refused."""
+        if self.prepared is None:
+            return None
+        return {"config": self.prepared.text, "global_batch_size": self.prepared.plan.global_batch_size}
+
+    def begin(self) -> None:
+        """It runs: what is known of an earlier end is past."""
+        self.state, self.exit_code, self.reason, self.log, self.metric = State.running, None, None, None, None
+
+    def take_end(self) -> None:
+        """Reads from its folder how it has ended, or how it stands. Raises LauncherError: it can't be read."""
+        run = self.run
+        status = run.read_status()
+        self.state, self.exit_code = State(status["state"]), status["exit_code"]
+        error = status.get("error") or {}
+        self.reason = self.log = None
+        if error:
+            who = "" if error.get("rank") is None else f"rank {error['rank']}: "
+            self.reason, self.log = who + error["reason"], error.get("log")
+        if self.state is State.finished and run.result.is_file():  # not there where it was only submitted
+            is_validated = run.read_json(run.plan)["facts"].get("validation_samples") is not None
+            loss = run.read_json(run.result)["validation_loss" if is_validated else "train_loss"]
+            self.metric = float("nan") if loss is None else float(loss)
+
     def record(self) -> dict[str, Any]:
         """This member in sweep.json."""
         return {
@@ -78,10 +108,12 @@ def plan_members(
     is_fixed: Callable[[str], bool],
     *,
     keep_going: bool = False,
+    place: Callable[[Member], None] | None = None,
 ) -> list[Member]:
     """The members numbered from `first` whose overrides are in `batch`, planned and able to start.
 
     `keep_going`: one that can't work is recorded as failed, instead of refusing all, once there is one that can.
+    `place`: puts a composed member into the folder that it has already; None: its folder must be new.
 
     Raises:
         LauncherError: one of them can't work: which, and why.
@@ -94,7 +126,9 @@ def plan_members(
     for member, overrides in zip(members, batch, strict=True):
         try:
             member.composed = compose_member(hydra, arguments, sweep, overrides, member.num)
-            drafts[member.num] = draft(member.composed, *FOLDER)
+            if place is not None:
+                place(member)
+            drafts[member.num] = member.drafted = draft(member.composed, *FOLDER)
             member.where = folder(member.composed, *FOLDER)
         except LauncherError as error:
             problems[member.num] = error
@@ -108,7 +142,8 @@ def plan_members(
                 members[num - first].prepared = settle(drafts[num], facts, pythonpath)
             except LauncherError as error:
                 problems[num] = error
-    problems |= _taken_folders([member for member in members if member.prepared is not None])
+    if place is None:
+        problems |= _taken_folders([member for member in members if member.prepared is not None])
     if problems and not (keep_going and (first or len(problems) < len(members))):
         raise _refusal(members, problems)
     for num, problem in problems.items():

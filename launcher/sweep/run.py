@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from hydra._internal.callbacks import Callbacks
@@ -21,14 +20,17 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict
 from rich.console import Console
 
-from launcher.config.compose import Arguments, compose
+from launcher.config.choices import Retry
+from launcher.config.compose import Arguments, compose, make_importable
 from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.prepare import folder, short
 from launcher.report.show import print_verdict
 from launcher.report.write import HTML, write_report
-from launcher.run_dir import State, to_json, write_atomic
+from launcher.resume import Wish, going_on
+from launcher.run_dir import State, to_json
 from launcher.sweep.members import FOLDER, Member, plan_members
-from launcher.sweep.show import headline, print_end, print_plans, print_start, print_summary
+from launcher.sweep.record import RESUME, Record, SweepFolder
+from launcher.sweep.show import headline, print_end, print_left, print_plans, print_start, print_summary
 from launcher.sweep.signals import SignalsNoted
 
 PLUGIN = "hydra_plugins.launcher_submit.SubmitLauncher"
@@ -46,17 +48,26 @@ class Sweep:
     """The runs of one command. The sweeper calls `launch` through the plugin."""
 
     def __init__(self, hydra: Hydra, arguments: Arguments, *, only_plan: bool = False) -> None:
-        self._hydra, self._arguments, self._only_plan = hydra, arguments, only_plan
+        self._hydra, self._only_plan = hydra, only_plan
         self._console = Console()
         self._signals = SignalsNoted()
-        self._master = master = compose(hydra, _as_sweep(arguments), run_mode=RunMode.MULTIRUN)
+        master = compose(hydra, _as_sweep(arguments), run_mode=RunMode.MULTIRUN)
+        self._record: Record | None = None
+        self._retry: Retry = master.sweep.retry
+        if master.sweep.resume is not None:
+            self._record = Record.read(master.sweep.resume)
+            arguments = self._record.arguments(arguments)
+            master = compose(hydra, _as_sweep(arguments), run_mode=RunMode.MULTIRUN)
+            master.hydra.sweep.dir = str(self._record.folder)
+        self._arguments, self._master = arguments, master
         self._choices: dict[str, str] = master.hydra.runtime.choices
         if master.hydra.launcher is None or master.hydra.launcher.get("_target_") != PLUGIN:
             given = self._choices.get("hydra/launcher")
             hint = "where the ranks start is said by submit"
             raise ConfigError("hydra/launcher", given, "only launcher_submit starts runs here", hint=hint)
         self._folder = folder(master, FOLDER[0])
-        if self._record.exists():
+        self._files = SweepFolder(self._folder)
+        if self._record is None and self._files.file.exists():
             problem = "this folder already holds a sweep; give it another, or leave it out"
             raise ConfigError(FOLDER[0], self._folder, problem)
         if only_plan and OmegaConf.select(master, "hydra.sweeper.storage"):
@@ -65,12 +76,7 @@ class Sweep:
         self._fixed = self._fixed_keys()
         self._keep_going = bool(OmegaConf.select(master, "hydra.sweeper.max_failure_rate"))
         self._context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(master))
-        self._is_open = False
         self.members: list[Member] = []
-
-    @property
-    def _record(self) -> Path:
-        return self._folder / "sweep.json"
 
     def _fixed_keys(self) -> set[str]:
         parsed = OverridesParser.create().parse_overrides(list(self._master.hydra.overrides.task))
@@ -89,7 +95,12 @@ class Sweep:
             len(self.members),
             is_fixed,
             keep_going=self._keep_going,
+            place=None if self._record is None else self._record.place,
         )
+        if self._record is not None:
+            self._record.check(made)
+            for member in made:
+                member.is_left = self._record.is_left(member, self._retry)
         self.members += made
         return made
 
@@ -101,6 +112,11 @@ class Sweep:
                 config=self._master, hydra_context=self._context, task_function=cast(Any, self)
             )
             if not isinstance(sweeper, basic_sweeper.BasicSweeper):
+                if self._record is not None:
+                    problem = f"hydra/sweeper={name} chooses its runs by results, and would choose others"
+                    raise ConfigError(
+                        RESUME, short(self._folder), problem, hint="launcher resume goes on with each run"
+                    )
                 return sweeper
             most = sweeper.max_batch_size
             if most is not None and most < 1:
@@ -134,7 +150,7 @@ class Sweep:
             sys.stdout.write(to_json({"members": listed}))
         else:
             whole = isinstance(sweeper, basic_sweeper.BasicSweeper)
-            print_plans(self.members, self._folder, self._console, whole=whole)
+            self._print_plans(self.members, whole=whole)
             if not whole:
                 self._console.print("more runs follow, as the sweeper chooses them", highlight=False)
         return 0
@@ -142,8 +158,12 @@ class Sweep:
     def train(self) -> int:
         """Runs the sweep to its end. Returns its exit code."""
         sweeper = self._sweeper()
+        with self._files:
+            return self._train(sweeper)
+
+    def _train(self, sweeper: Sweeper) -> int:
         if self.members:
-            print_plans(self.members, self._folder, self._console, whole=True)
+            self._print_plans(self.members, whole=True)
             self._open()
         callbacks, name = self._context.callbacks, self._arguments.config_name
         callbacks.on_multirun_start(config=self._master, config_name=name)
@@ -155,11 +175,11 @@ class Sweep:
             except _Over:
                 pass
             except LauncherError as error:
-                if not self._is_open:
+                if not self._files.is_open:
                     raise
                 gave_up = error
             except (KeyboardInterrupt, SystemExit):
-                if self._signals.first is None or not self._is_open:
+                if self._signals.first is None or not self._files.is_open:
                     raise
             interrupted = self._signals.first
         self._cancel_the_rest()
@@ -178,7 +198,7 @@ class Sweep:
         if self._only_plan:
             raise _Over
         if not is_planned:
-            print_plans(members, self._folder, self._console, whole=False)
+            self._print_plans(members, whole=False)
             self._open()
         returns = []
         for member in members:
@@ -194,13 +214,15 @@ class Sweep:
         return returns
 
     def _start(self, member: Member) -> JobReturn:
-        """Runs one member to its end and records what became of it."""
+        """Runs one member to its end, where it is left to run, and records what became of it."""
+        if not member.is_left:
+            return JobReturn(overrides=member.overrides, status=JobStatus.COMPLETED, _return_value=member.metric)
         if member.prepared is None:
             error = MemberFailed(f"{member.name} can't work: {member.reason}")
             return JobReturn(overrides=member.overrides, status=JobStatus.FAILED, _return_value=error)
         assert member.composed is not None
         print_start(member, self._console)
-        member.state = State.running
+        member.begin()
         self._write()
         try:
             done = run_job(
@@ -231,6 +253,16 @@ class Sweep:
         Raises:
             MemberFailed: it didn't finish.
         """
+        run = member.run
+        code = self._go_on(member) if run.config.exists() else self._run_new(member)
+        member.take_end()
+        member.exit_code = code
+        if code != Exit.FINISHED:
+            why = headline(member.reason) if member.reason else member.state.value
+            raise MemberFailed(f"{member.name} ended with {code}: {why}")
+        return member.metric
+
+    def _run_new(self, member: Member) -> int:
         assert member.prepared is not None
         assert member.composed is not None
         run, prepared = member.run, member.prepared
@@ -238,41 +270,35 @@ class Sweep:
         run.create(prepared.text, to_json(plan.to_dict()))
         live = bool(member.composed.logging.progress)
         launch = prepared.backend.render(run, plan)
-        member.exit_code = prepared.backend.submit(run, plan, launch, self._console, live=live)
-        status = run.read_status()
-        member.state = State(status["state"])
-        error = status.get("error") or {}
-        if error:
-            who = "" if error.get("rank") is None else f"rank {error['rank']}: "
-            member.reason, member.log = who + error["reason"], error.get("log")
-        if member.exit_code != Exit.FINISHED:
-            why = headline(error["reason"]) if error else member.state.value
-            raise MemberFailed(f"{member.name} ended with {member.exit_code}: {why}")
-        if not run.result.is_file():  # submitted, and not waited for
-            return None
-        result = run.read_json(run.result)
-        is_validated = plan.facts.get("validation_samples") is not None
-        loss = result["validation_loss" if is_validated else "train_loss"]
-        member.metric = float("nan") if loss is None else float(loss)
-        return member.metric
+        return prepared.backend.submit(run, plan, launch, self._console, live=live)
+
+    def _go_on(self, member: Member) -> int:
+        """Goes on with a member from its newest checkpoint, or from its beginning where there is none."""
+        assert member.drafted is not None
+        folders = make_importable(self._arguments)
+        with going_on(member.run, member.drafted, folders, Wish(), self._console) as accepted:
+            return int(Exit.FINISHED) if accepted is None else accepted.run_it(self._console)
+
+    def _print_plans(self, members: Sequence[Member], *, whole: bool) -> None:
+        """Prints what is left to run."""
+        left = [one for one in members if one.is_left]
+        if left:
+            print_plans(left, self._folder, self._console, whole=whole)
+        if self._record is not None:
+            print_left(members, self._console)
 
     def _open(self) -> None:
-        """Makes the sweep's folder, or says who has it, and records what is planned."""
-        if self._is_open:
+        """Makes the sweep's folder, or takes it over, and records what is planned. Raises LauncherError."""
+        if self._files.is_open:
             return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # exclusive creation decides which of several starts owns the folder
-            self._record.touch(exist_ok=False)
-        except FileExistsError:
-            raise ConfigError(FOLDER[0], self._folder, "this folder already holds a sweep; give it another") from None
-        except OSError as error:
-            raise ConfigError(FOLDER[0], self._folder, f"can't be written: {error.strerror}") from error
-        self._is_open = True
+        if self._record is None:
+            self._files.open(self._arguments)
+        else:
+            self._files.reopen(self._record)
         self._write()
 
     def _write(self) -> None:
-        write_atomic(self._record, to_json({"members": [one.record() for one in self.members]}))
+        self._files.write(self.members)
 
     def _report(self) -> None:
         """Writes the report beside the runs, by which no sweep fails."""
@@ -286,7 +312,7 @@ class Sweep:
 
     def _cancel_the_rest(self) -> None:
         for member in self.members:
-            if member.state in (State.planned, State.running):
+            if member.is_left and member.state in (State.planned, State.running):
                 member.state = State.cancelled
         self._write()
 

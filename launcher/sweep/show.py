@@ -41,6 +41,16 @@ def print_plans(members: Sequence[Member], folder: Path, console: Console, *, wh
         console.print(f"[yellow]note[/yellow]{whose} {escape(note)}")
 
 
+def print_left(members: Sequence[Member], console: Console) -> None:
+    """Prints how much of a sweep that goes on is left."""
+    finished = sum(member.state is State.finished for member in members)
+    left = [str(member.num) for member in members if member.is_left]
+    runs = f"runs {', '.join(left)}" if len(left) > 1 else f"run {left[0]}" if left else "nothing"
+    console.print(
+        f"[bold]resume[/bold] {finished} of {_number(members)} finished; left to run: {runs}", highlight=False
+    )
+
+
 def _table(title: str, members: Sequence[Member]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
     longest = max((len(short_numbers(one)) for member in members for one in member.overrides), default=0)

@@ -102,6 +102,28 @@ def test_i08_each_run_keeps_the_whole_composition(command, asked, tmp_path):
     assert first["model"]["note"] == second["model"]["note"] != "${now:%f}"
 
 
+def test_a_prepared_sweep_of_batches_and_seeds(command, asked):
+    found = planned(command, "sweep=linear_scaling")
+    assert [(one["plan"]["global_batch_size"], one["plan"]["seed"]) for one in found] == [
+        (batch, seed) for batch in (64, 128, 256, 512) for seed in (0, 1, 2)
+    ]
+    assert [one["plan"]["lr"] / one["plan"]["base_lr"] for one in found[::3]] == [1, 2, 4, 8]
+    assert {one["training"]["duration"] for one in asked[0]} == {"6400 samples"}
+
+
+def test_what_is_given_takes_the_place_of_what_is_prepared(command, asked):
+    overrides = ("sweep=learning_rate", "optimizer.lr=0.1,0.2", "run.seed=7", "training.duration='640 samples'")
+    found = planned(command, *overrides)
+    assert [one["overrides"] for one in found] == [["optimizer.lr=0.1"], ["optimizer.lr=0.2"]]
+    assert {one["plan"]["seed"] for one in found} == {7}
+    assert {one["training"]["duration"] for one in asked[0]} == {"640 samples"}
+
+
+def test_a_prepared_sweep_is_one_without_the_flag(command):
+    said = command("plan", *CPU, "sweep=learning_rate")
+    assert "Sweep of 10 runs" in said.out
+
+
 def test_all_runs_stay_in_one_folder_whatever_is_swept(command):
     swept = planned(command, "run.name=one,two", "hydra.sweep.subdir=${run.name}-${hydra.job.num}")
     folders = [Path(one["dir"]) for one in swept]

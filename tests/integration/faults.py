@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 
 class Faulty(Targets):
-    """Reading sample `at` does `how`: raise, kill, exit0, exit7 or hang."""
+    """Reading sample `at` does `how`: raise, kill, exit0, exit7 or hang; nothing where HEALED is in the environment."""
 
     def __init__(self, targets: list[Any], at: int, how: str) -> None:
         super().__init__(targets)
         self.at, self.how = at, how
 
     def __getitem__(self, index: int) -> Any:
-        if index == self.at:
+        if index == self.at and "HEALED" not in os.environ:
             if self.how == "raise":
                 raise ValueError("this sample is broken")
             if self.how == "kill":

@@ -136,6 +136,26 @@ def test_a_signal_ends_the_running_run_and_cancels_the_rest(
     assert [one["exit_code"] for one in record] == [code, None, None]
     assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "multirun.yaml", "sweep.json"]
     assert not processes_with(str(tmp_path)), "a process of the sweep is left"
+    if code == 75:
+        paths = HERE + os.pathsep + environment()["PYTHONPATH"]
+        on = launch(
+            tmp_path,
+            "train",
+            "-m",
+            "sweep.resume=sweep",
+            "hydra.run.dir=none",
+            timeout=200,
+            PYTHONPATH=paths,
+            HEALED="1",
+        )
+        assert on.code == 0, on.out + on.err
+        assert "resume 0 of 3 runs finished; left to run: runs 0, 1, 2" in on.out
+        done = Done(on.code, on.out, on.err, tmp_path / "sweep")
+        assert [one["state"] for one in members(done)] == ["finished"] * 3
+        assert [member(done, num).weights() for num in range(3)] == [{"w": [7.0]}] * 3
+        steps = [[(line["update"], line["attempt"]) for line in member(done, num).metrics()] for num in range(3)]
+        assert steps == [[(1, 0), (2, 1)], [(1, 0), (2, 0)], [(1, 0), (2, 0)]]
+        assert "- run 0" not in (done.run / "report.md").read_text()
 
 
 def test_a_sweep_that_cannot_work_leaves_no_folder(tmp_path: Path) -> None:

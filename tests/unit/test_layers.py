@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "observe": GROUND | {"config"},
     "report": GROUND | {"config", "observe"},
     "submit": GROUND | {"config", "plan", "observe"},
-    "sweep": GROUND | {"config", "plan", "observe", "report", "prepare"},
+    "sweep": GROUND | {"config", "plan", "observe", "report", "prepare", "resume"},
     "tasks": GROUND,
     "optim": GROUND,
     "models": GROUND,
