@@ -16,7 +16,6 @@ from omegaconf import MISSING
 from launcher.config.choices import (
     BatchNormPatch,
     DecayRule,
-    Device,
     Layout,
     LossSpike,
     Offload,
@@ -30,11 +29,11 @@ from launcher.config.choices import (
     Retry,
     Rule,
     StrategyName,
-    SubmitKind,
     WandbMode,
     WarmupFrom,
 )
 from launcher.config.decays import DecayConfig
+from launcher.config.places import ClusterConfig, SubmitConfig
 
 
 @dataclass
@@ -252,26 +251,6 @@ class CheckpointConfig:
     on_error: OnError = OnError.go_on
     """What a save that fails does (a full disk, no permission): go_on, said and tried again when the next is due; stop,
     the run ends (exit 3). The checkpoints before stay."""
-
-
-@dataclass
-class ClusterConfig:
-    device: Device = Device.auto
-    """What the ranks compute on; auto: CUDA where there is any."""
-    ranks_per_node: Any = "auto"
-    """Ranks on a node; auto: one per GPU, or min(2, cores) on CPU."""
-    nodes: Any = 1
-    """Nodes. submit=local starts them all on this machine, each with an agent of its own: to try how a run behaves."""
-    min_nodes: Any = None
-    """Where nodes are lost, the run goes on with as few as these, with the same update; null: it needs all of them."""
-    wait_for_nodes: Any = "30 seconds"
-    """How long a start waits for further nodes once there are cluster.min_nodes."""
-
-
-@dataclass
-class SubmitConfig:
-    kind: SubmitKind = MISSING
-    """Where the ranks start."""
 
 
 @dataclass

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.choices import Device, StrategyName
-from launcher.config.schema import ClusterConfig, MeshConfig
+from launcher.config.places import ClusterConfig
+from launcher.config.schema import MeshConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
 
