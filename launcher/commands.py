@@ -19,9 +19,8 @@ from launcher.config.compose import Arguments, compose, hydra_session, is_sweep,
 from launcher.drawing import draw, take_flag, timetable
 from launcher.ending import print_end
 from launcher.errors import ConfigError, Exit, LauncherError
-from launcher.plan.facts import ask
 from launcher.plan.show import print_plan
-from launcher.prepare import Draft, Prepared, draft, folder, settle, short
+from launcher.prepare import Draft, Prepared, ask_here, draft, folder, settle, short
 from launcher.run_dir import RunDir, to_json
 
 RUN_DIR = "hydra.run.dir"
@@ -59,7 +58,7 @@ def train(argv: Sequence[str]) -> int:
         pythonpath = make_importable(arguments)
         if run.config.exists():
             return _go_on(hydra, composed, arguments, run, drafted, pythonpath)
-        prepared = settle(drafted, ask(drafted.text, pythonpath), pythonpath)
+        prepared = settle(drafted, ask_here(drafted, pythonpath), pythonpath)
         return _run(hydra, composed, arguments, run, prepared)
 
 
@@ -85,6 +84,8 @@ def plan(argv: Sequence[str]) -> int:
     table = None if picture is None else timetable(made)
     if console is not None:
         print_plan(made, short(where), console)
+        if made.launch.get("script"):
+            console.print(made.launch["script"], markup=False, highlight=False, soft_wrap=True, end="")
     if picture is not None and table is not None:
         draw(made, table, picture, console)
     if as_json:
@@ -164,7 +165,7 @@ def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
     """The run, ready to start. Raises LauncherError; nothing is written yet."""
     drafted = draft(composed, RUN_DIR)
     pythonpath = make_importable(arguments)
-    return settle(drafted, ask(drafted.text, pythonpath), pythonpath)
+    return settle(drafted, ask_here(drafted, pythonpath), pythonpath)
 
 
 def _go_on(

@@ -18,6 +18,10 @@ def print_end(run: RunDir, code: int, console: Console) -> None:
         status = run.read_status()
     except LauncherError as unreadable:
         status = {"state": State.failed.value, "error": {"rank": None, "reason": str(unreadable)}}
+    if status.get("job") and status.get("exit_code") is None:
+        console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"look    launcher status {shlex.quote(short(run.path))}", markup=False, highlight=False)
+        return
     if code == 0:
         result = run.read_json(run.result)
         _print_result(result, console)

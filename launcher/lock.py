@@ -47,6 +47,10 @@ class Owner:
     """When it took the lock, in Unix seconds."""
     handed_by: int | None = None
     """The id of the process that held it before and has started this one."""
+    job: str = ""
+    """The job of a scheduler that it is part of; empty: none."""
+    job_start: int = 0
+    """How often that job had been queued again."""
 
     @classmethod
     def this_process(cls) -> "Owner":
@@ -58,6 +62,8 @@ class Owner:
             started=_started(os.getpid()) or 0,
             user=_user(),
             since=time.time(),
+            job=os.environ.get("SLURM_JOB_ID", ""),
+            job_start=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
         )
 
     def is_process(self, other: "Owner") -> bool:
@@ -70,6 +76,8 @@ class Owner:
 
     def has_ended(self, seen_by: "Owner") -> bool:
         """Whether this process is known to have ended. That of another machine never is."""
+        if self.job and self.job == seen_by.job and self.job_start < seen_by.job_start:
+            return True  # a scheduler ends all of a job before it starts it again
         if self.host != seen_by.host:
             return False
         if self.boot != seen_by.boot:

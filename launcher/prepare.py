@@ -1,7 +1,7 @@
 """From a composed configuration to a run that can start: the same for one run and for each run of a sweep."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from launcher.config.freeze import freeze
 from launcher.config.schema import Config
 from launcher.config.validate import parse, unread_keys, validate
 from launcher.errors import ConfigError
-from launcher.plan.facts import Facts
+from launcher.plan.facts import Facts, ask
 from launcher.plan.plan import Plan, make_plan
 from launcher.run_dir import RunDir
 from launcher.submit.base import Backend
 from launcher.submit.local import Local
+from launcher.submit.slurm import Slurm
 
-BACKENDS: dict[SubmitKind, type[Backend]] = {SubmitKind.local: Local}
+BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: Slurm}
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ def _tracker_notes(text: str) -> list[str]:
     ]
 
 
+def ask_here(drafted: Draft, pythonpath: Sequence[str], cwd: str | None = None) -> Facts:
+    """The facts of a drafted run. Of one for Slurm there are none: a login node is no place to load a model, and may
+    not even see the data. Raises LauncherError."""
+    return Facts() if drafted.config.submit.kind is SubmitKind.slurm else ask(drafted.text, pythonpath, cwd)
+
+
 def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str], cwd: str | None = None) -> Prepared:
     """The plan of a drafted run, and where its ranks start.
 
@@ -123,7 +130,7 @@ def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str], cwd: str | N
     """
     made = make_plan(drafted.config, facts)
     made = replace(made, cwd=cwd or os.getcwd(), pythonpath=list(pythonpath), notes=[*made.notes, *drafted.notes])
-    return Prepared(drafted.text, made, BACKENDS[drafted.config.submit.kind]())
+    return Prepared(drafted.text, made, BACKENDS[drafted.config.submit.kind](drafted.config))
 
 
 def short(path: Path) -> str:

@@ -20,10 +20,10 @@ from launcher.errors import Exit, LauncherError, StorageError
 from launcher.lock import holding
 from launcher.observe.records import latest_updates, next_attempt
 from launcher.plan.batch import GLOBAL, parse_count
-from launcher.plan.facts import Facts, ask, changed, token_targets
+from launcher.plan.facts import Facts, changed, token_targets
 from launcher.plan.plan import Plan
 from launcher.plan.show import print_plan
-from launcher.prepare import Draft, Prepared, draft_of, settle, short
+from launcher.prepare import Draft, Prepared, ask_here, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together
 
 EPILOG = """\
@@ -170,7 +170,7 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
         notes.append(f"the folder {before.cwd}, where the run was started, is gone: ranks work in the current one")
     pythonpath = list(dict.fromkeys([*before.pythonpath, *([] if here else [str(Path.cwd())]), *folders]))
     cwd = before.cwd if here else None
-    facts = ask(drafted.text, pythonpath, cwd)
+    facts = ask_here(drafted, pythonpath, cwd)
     if not found:
         facts = _known(drafted, planned, facts)
     prepared = settle(drafted, facts, pythonpath, cwd)

@@ -159,6 +159,7 @@ class SubmitKind(Enum):
     """Where the ranks start."""
 
     local = "local"
+    slurm = "slurm"
 
 
 class WandbMode(Enum):

@@ -1,6 +1,6 @@
 """The schema of where ranks run: the nodes, and how they are started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
@@ -23,6 +23,49 @@ class ClusterConfig:
 
 
 @dataclass
+class SlurmConfig:
+    partition: str | None = None
+    """Slurm's option of that name, as are all up to `exclude`; null: it isn't given, and Slurm's default holds."""
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    """The time limit, as Slurm reads it: `30` minutes, `2:00:00`, `1-12`."""
+    cpus_per_task: int | None = None
+    """Cores of a node, which its ranks and their loader workers share: Slurm has one task a node."""
+    gpus_per_node: int | None = None
+    """GPUs of a node; as many ranks start there unless cluster.ranks_per_node says otherwise."""
+    gres: str | None = None
+    """Another way to ask for GPUs, as in `gpu:a100:4`; then cluster.device and cluster.ranks_per_node are needed."""
+    mem: str | None = None
+    """Memory of a node, as in `64G`; `0`: all it has."""
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None
+    signal_before: Any = None
+    """How long before the time limit the job is told to stop, as a time; null: checkpoint.stop_within + 30 seconds."""
+    requeue: int = 10
+    """How often a job that was stopped with a checkpoint (time limit, preemption) is queued again; 0: never, not by
+    Slurm where a node fails either."""
+    setup: list[str] = field(default_factory=list)
+    """Lines of the batch script before the ranks start, as in `[module load cuda, ulimit -l unlimited]`."""
+    env: list[str] = field(default_factory=list)
+    """Environment variables of the ranks, as in `[NCCL_DEBUG=INFO]`. They stand in a file of the run: no place for
+    secrets, which sbatch takes along from where the command is given."""
+    container_image: str | None = None
+    """Runs the agents in this image (the pyxis plugin's --container-image). It has to hold this package."""
+    container_mounts: list[str] = field(default_factory=list)
+    """Its --container-mounts, as in `[/data:/data]`; the run's folder has to be among them."""
+    sbatch: list[str] = field(default_factory=list)
+    """Further options of sbatch, a line each, as in `[--mail-type=END]`."""
+    srun: list[str] = field(default_factory=list)
+    """Further options of srun, as in `[--cpu-bind=cores]`."""
+
+
+@dataclass
 class SubmitConfig:
     kind: SubmitKind = MISSING
     """Where the ranks start."""
+    wait: bool = False
+    """Under submit=slurm follow the job to its end. submit=local always does."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """The job of submit=slurm: options of its own and Slurm's."""

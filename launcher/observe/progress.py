@@ -30,7 +30,7 @@ NARROW = 110
 """Columns of a terminal below which the bar leaves out what matters least."""
 
 
-def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Console) -> None:
+def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Console, every: float = POLL) -> None:
     """Shows the updates and validations of a run until `alive` says that it has ended, to the last that was written.
 
     What stood in the files before counts, and isn't shown again. Of a run that goes on from a checkpoint only what came
@@ -55,7 +55,7 @@ def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Con
             view.refresh()
             if not is_running:
                 return
-            time.sleep(POLL)
+            time.sleep(every)
 
 
 def _show(course: "Course", view: "View", record: Record) -> None:

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.choices import Device, StrategyName
-from launcher.config.places import ClusterConfig
+from launcher.config.choices import Device, StrategyName, SubmitKind
+from launcher.config.places import ClusterConfig, SubmitConfig
 from launcher.config.schema import MeshConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
@@ -66,22 +66,38 @@ def least_nodes(cluster: ClusterConfig) -> int:
     return least or nodes
 
 
-def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: int | None) -> World:
-    """The ranks on nodes that are like this one. `cuda_devices`: what torch sees here; None: torch was not asked.
+def _gpus_and_cores(submit: SubmitConfig, device: Device, asked: object, cuda_devices: int | None) -> tuple[int, int]:
+    """Those of a node: of this one, or of what Slurm is asked for."""
+    if submit.kind is not SubmitKind.slurm:
+        return visible_gpus() if cuda_devices is None else cuda_devices, available_cores()
+    slurm = submit.slurm
+    gpus = slurm.gpus_per_node or 0
+    if device is Device.cuda and not gpus:
+        if slurm.gres is None:
+            problem = "no GPUs are asked for"
+            raise ConfigError("cluster.device", "cuda", problem, hint="submit.slurm.gpus_per_node=N")
+        gpus = parse_count("cluster.ranks_per_node", asked)  # which Slurm's own word for GPUs doesn't say here
+    return gpus, slurm.cpus_per_task or 2
+
+
+def solve_world(
+    cluster: ClusterConfig, strategy: StrategyName, cuda_devices: int | None, submit: SubmitConfig
+) -> World:
+    """The ranks on nodes that are like this one, or as Slurm is asked for. `cuda_devices`: what torch sees here; None:
+    torch was not asked.
 
     Raises:
         ConfigError: more CUDA ranks than GPUs, no GPU where one is asked for, `single` with several ranks.
     """
     least_nodes(cluster)
     nodes = parse_count("cluster.nodes", cluster.nodes)
-    gpus = visible_gpus() if cuda_devices is None else cuda_devices
+    gpus, cores = _gpus_and_cores(submit, cluster.device, cluster.ranks_per_node, cuda_devices)
     device = cluster.device
     if device is Device.auto:
         device = Device.cuda if gpus else Device.cpu
     if device is Device.cuda and not gpus:
         problem = "there is no GPU here that torch can use"
         raise ConfigError("cluster.device", "cuda", problem, hint="cluster.device=cpu")
-    cores = available_cores()
     asked = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
     automatic = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
     count = automatic if asked == "auto" else asked
@@ -90,6 +106,8 @@ def solve_world(cluster: ClusterConfig, strategy: StrategyName, cuda_devices: in
     notes: list[str] = []
     if device is Device.cuda and count > gpus:
         raise ConfigError("cluster.ranks_per_node", count, f"there are {gpus} GPUs, and a rank needs one of its own")
+    if device is Device.cpu and submit.kind is SubmitKind.slurm:
+        cores = submit.slurm.cpus_per_task or count
     if device is Device.cpu and count > cores:
         notes.append(f"{count} ranks share {cores} cores: right, but slower than {cores} ranks")
     return World(nodes, count, device, tuple(notes))

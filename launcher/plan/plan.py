@@ -151,7 +151,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         ConfigError: what can't work, with the key, the value and what would.
     """
     is_new = world is None
-    world = world or solve_world(config.cluster, config.strategy.name, facts.cuda_devices)
+    world = world or solve_world(config.cluster, config.strategy.name, facts.cuda_devices, config.submit)
     mesh = solve_mesh(config.mesh, world.size, config.strategy.name)
     division = divide(config.batch, mesh.data_parallel_degree, facts.knows_lengths)
     batch = division.batch

@@ -9,7 +9,6 @@ from typing import Protocol
 from rich.console import Console
 
 from launcher.plan.facts import rank_environment
-from launcher.plan.mesh import available_cores
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir
 
@@ -45,11 +44,11 @@ def node_argv(run_dir: Path, node: int = 0) -> list[str]:
     return [sys.executable, "-m", "launcher.train.agent", str(run_dir), *which]
 
 
-def node_environment(plan: Plan, ranks: int) -> dict[str, str]:
-    """What a node's ranks need in their environment: this package importable, and cores shared out among the `ranks` of
-    a machine."""
+def node_environment(plan: Plan, ranks: int, cores: int | None) -> dict[str, str]:
+    """What a node's ranks need in their environment: this package importable, and the `cores` of a machine shared out
+    among its `ranks`; None: nobody knows how many there will be."""
     environment = {name: rank_environment(plan.pythonpath)[name] for name in ("PYTHONPATH", "PYTHONIOENCODING")}
     environment["PYTHONUNBUFFERED"] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(max(1, available_cores() // ranks))
+        environment["OMP_NUM_THREADS"] = str(max(1, (cores or ranks) // ranks))
     return environment

@@ -13,10 +13,12 @@ from typing import Any
 
 from rich.console import Console
 
+from launcher.config.schema import Config
 from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.lock import holding
 from launcher.observe.progress import follow
 from launcher.outcome import LISTENER, RENDEZVOUS, SCRATCH, choose_scratch, of_stop, record, take_left
+from launcher.plan.mesh import available_cores
 from launcher.plan.plan import Plan
 from launcher.process import PARENT, STOP_SIGNALS
 from launcher.run_dir import RunDir, State, writing
@@ -37,12 +39,15 @@ class Node:
 class Local:
     """This machine, where a run of several nodes has all of them."""
 
+    def __init__(self, config: Config) -> None:
+        pass
+
     def render(self, run: RunDir, plan: Plan) -> Launch:
         if plan.nodes > 1 and plan.device == "cuda":
             problem = "submit=local starts them all on this machine, where their ranks would share its GPUs"
             raise ConfigError("cluster.nodes", plan.nodes, problem, hint="cluster.nodes=1")
         argv = [node_argv(run.path, node) for node in range(plan.nodes)]
-        return Launch(argv, node_environment(plan, plan.world_size))
+        return Launch(argv, node_environment(plan, plan.world_size, available_cores()))
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         with holding(run), SignalsPassedOn() as signals, ExitStack() as stack:

@@ -52,7 +52,7 @@ def answer(config_yaml: str, data: DataSets) -> dict[str, object]:
         train, validation = data.of(config)
         parts = Parts(sketch_model(config), build_task(config), train, validation)
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        world = solve_world(config.cluster, config.strategy.name, cuda)
+        world = solve_world(config.cluster, config.strategy.name, cuda, config.submit)
         degree = solve_mesh(config.mesh, world.size, config.strategy.name).data_parallel_degree
         facts = gather_facts(config, parts, degree)
         unscaled = Scaled(float(config.optimizer["lr"]), config.optimizer.get("weight_decay"), 1.0)

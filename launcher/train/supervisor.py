@@ -298,7 +298,9 @@ class Supervisor(LocalElasticAgent):
             self._attempt = int(self._run.read_status().get("attempts_started") or 0)
         state = State.stopping if self.stop else State.running if self._restarts else State.submitted
         stop = {} if self.stop else {"stop": None}
-        self._run.write_status(state=state, attempt=self._attempt, attempts_started=self._attempt + 1, **stop)
+        fresh = {} if self._restarts else {"exit_code": None, "error": None}  # a job that was queued again
+        number = {"attempt": self._attempt, "attempts_started": self._attempt + 1}
+        self._run.write_status(state=state, **number, **stop, **fresh)
 
     def _look_for_stop(self) -> None:
         now, is_new = time.monotonic(), self.stop is None

@@ -1,0 +1,171 @@
+"""Slurm: a batch script in the run's folder, which is queued. The run outlives the command that gave it."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from launcher import slurm_job
+from launcher.config.schema import Config
+from launcher.config.times import seconds
+from launcher.errors import ConfigError, Exit, LauncherError
+from launcher.observe.progress import follow
+from launcher.plan.plan import Plan
+from launcher.run_dir import RunDir, State, write_atomic
+from launcher.submit.base import Launch, node_argv, node_environment
+
+LEAD = 30.0
+"""Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
+ASK_EVERY = 2.0
+_NO_NAME = re.compile(r"[^\w.+-]+")
+_SUBMITTED = re.compile(r"^(\d+)(?:;|$)")
+
+
+class Slurm:
+    """A job of one run."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._slurm = config, config.submit.slurm
+
+    def render(self, run: RunDir, plan: Plan) -> Launch:
+        environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
+        command = node_argv(run.path)
+        script = "".join(f"{line}\n" for line in self._lines(run, plan, command, environment))
+        return Launch([command] * plan.nodes, environment, script=script)
+
+    def _lines(self, run: RunDir, plan: Plan, command: list[str], environment: dict[str, str]) -> Iterator[str]:
+        slurm = self._slurm
+        yield "#!/usr/bin/env bash"
+        yield from (f"#SBATCH {_quoted(option)}" for option in self._options(run, plan))
+        yield ""
+        yield f"cd {shlex.quote(plan.cwd)} || exit"
+        yield from (f"export {name}={shlex.quote(value)}" for name, value in environment.items())
+        for name, _, value in (one.partition("=") for one in slurm.env):
+            yield f"export {name}={shlex.quote(value)}"
+        yield from slurm.setup
+        yield f"command=({shlex.join(command)})"
+        yield f"srun_options=({shlex.join(self._srun_options())})"
+        yield f"max_requeues={slurm.requeue}"
+        yield ""
+        yield body().rstrip("\n")
+
+    def _options(self, run: RunDir, plan: Plan) -> Iterator[str]:
+        slurm, config = self._slurm, self._config
+        yield f"--job-name={_NO_NAME.sub('_', config.run.name) or 'launcher'}"
+        yield f"--output={run.logs}/slurm_%j.out"
+        yield "--open-mode=append"
+        yield f"--nodes={plan.nodes}"
+        yield "--ntasks-per-node=1"
+        named = ("cpus_per_task", "gpus_per_node", "gres", "mem", "partition", "account", "qos", "time")
+        for name in (*named, "constraint", "reservation", "exclude"):
+            value = getattr(slurm, name)
+            if value is not None:
+                yield f"--{name.replace('_', '-')}={value}"
+        yield f"--signal=B:USR1@{self._lead()}"
+        yield "--requeue" if slurm.requeue else "--no-requeue"
+        yield from slurm.sbatch
+
+    def _srun_options(self) -> list[str]:
+        slurm = self._slurm
+        own = [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task is not None else []
+        if slurm.container_image is not None:
+            own.append(f"--container-image={slurm.container_image}")
+        if slurm.container_mounts:
+            own.append(f"--container-mounts={','.join(slurm.container_mounts)}")
+        return [*own, *slurm.srun]
+
+    def _lead(self) -> int:
+        """Seconds before the time limit at which the job is told to stop."""
+        within = seconds(self._config.checkpoint.stop_within, "checkpoint.stop_within")
+        before = self._slurm.signal_before
+        return round(within + LEAD if before is None else seconds(before, "submit.slurm.signal_before"))
+
+    def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
+        """Queues the job, and follows it where submit.wait asks for that.
+
+        Raises:
+            LauncherError: Slurm refuses it, in its own words, or isn't there.
+        """
+        assert launch.script is not None
+        path = run.path / "job.sbatch"
+        write_atomic(path, launch.script)
+        _sbatch("--test-only", str(path))
+        said = _sbatch("--parsable", str(path))
+        found = _SUBMITTED.match(said)
+        if found is None:
+            raise LauncherError(f"sbatch gave no job: {said!r}")
+        job = found[1]
+        run.write_status(state=State.submitted, job={"id": job}, pids={}, exit_code=None, error=None)
+        console.print(f"[bold green]submitted[/bold green]  job {job}", highlight=False)
+        console.print(f"cancel  scancel {job}", highlight=False)
+        if not self._config.submit.wait:
+            return int(Exit.FINISHED)
+        return self._wait(run, job, console, live=live)
+
+    def _wait(self, run: RunDir, job: str, console: Console, *, live: bool) -> int:
+        try:
+            follow(run.path, lambda: not _has_ended(job), live=live, console=console, every=ASK_EVERY)
+        except KeyboardInterrupt:
+            console.print(f"job {job} runs on; cancel it with scancel {job}", highlight=False)
+            return 128 + 2
+        return settle_status(run, job)
+
+
+def settle_status(run: RunDir, job: str) -> int:
+    """The exit code of a run whose job has ended, whose status says so from now on."""
+    said = run.read_status()
+    if said.get("exit_code") is not None:
+        return int(said["exit_code"])
+    known = slurm_job.look_up(job)
+    state = "is unknown to Slurm" if known is None else f"ended as {known.state}"
+    code = known.exit_code if known is not None and known.exit_code else int(Exit.RANK_FAILED)
+    error = {"rank": None, "reason": f"job {job} {state} before the run could say how it ended"}
+    run.write_status(state=State.failed, exit_code=code, error=error)
+    return code
+
+
+def _has_ended(job: str) -> bool:
+    known = slurm_job.look_up(job)
+    return known is None or known.has_ended
+
+
+def _sbatch(*arguments: str) -> str:
+    """What sbatch says on its output. Raises LauncherError with Slurm's own words."""
+    try:
+        done = subprocess.run(
+            ["sbatch", *arguments],
+            env=slurm_job.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise ConfigError("submit", "slurm", "this machine has no sbatch", hint="submit=local runs here") from None
+    if done.returncode != 0:
+        words = done.stderr.strip() or done.stdout.strip() or f"it ended with {done.returncode}"
+        raise LauncherError(f"Slurm refuses the job:\n  {words}")
+    return done.stdout.strip()
+
+
+def _quoted(option: str) -> str:
+    """An option of a #SBATCH line, which sbatch divides at spaces outside of quotes.
+
+    Raises:
+        ConfigError: it can't stand on one line.
+    """
+    if "\n" in option:
+        raise ConfigError("submit.slurm.sbatch", option, "an option can't have a line break")
+    if not re.search(r"[\s'\"\\#]", option):
+        return option
+    return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def body() -> str:
+    """What every job does, as slurm/body.sh has it: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "slurm" / "body.sh"
+    path = inside if inside.is_file() else package.parent / "slurm" / "body.sh"
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,40 @@
+# What every job of the launcher does, below what is its own (`command`, `srun_options`, `max_requeues`): one task on each
+# node, in it the agent that starts the node's ranks. Ends with the run's exit code. A run that was stopped with a
+# checkpoint (75) is queued again, in the same folder, up to `max_requeues` times.
+
+# The first node of the job is where all meet, by the name that Slurm has for it. The port is the job's own.
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit
+export LAUNCHER_RENDEZVOUS="${nodes%%$'\n'*}:$((20000 + SLURM_JOB_ID % 20000))"
+
+step=
+asked=
+interrupted=
+pass_on() {
+  asked=$1
+  interrupted=yes
+  if [ -n "$step" ]; then kill -s "$1" "$step" 2>/dev/null; fi
+}
+trap 'pass_on USR1' USR1 # comes before the time limit (--signal)
+trap 'pass_on TERM' TERM
+
+echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${nodes//$'\n'/ }"
+# shellcheck disable=SC2016 # the node's number is known inside the task
+srun --export=ALL --ntasks-per-node=1 "${srun_options[@]}" \
+  bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher "${command[@]}" &
+step=$!
+while :; do
+  interrupted=
+  wait "$step"
+  code=$?
+  [ -n "$interrupted" ] || break # else it was the trap that ended the wait
+done
+
+if [ "$code" -eq 75 ] || { [ -n "$asked" ] && [ "$code" -gt 128 ]; }; then
+  if [ "${SLURM_RESTART_COUNT:-0}" -ge "$max_requeues" ]; then
+    echo "job $SLURM_JOB_ID was stopped, and has been queued again $max_requeues times: it isn't once more"
+  elif scontrol requeue "$SLURM_JOB_ID"; then
+    echo "job $SLURM_JOB_ID was stopped, and is queued again"
+    sleep 600 # until Slurm ends this start
+  fi
+fi
+exit "$code"
