@@ -176,8 +176,9 @@ def _go_on(
         problem = "this folder already holds a run; give it another, or leave it out"
         hint = f"launcher resume {shlex.quote(short(run.path))} goes on with that run, as does checkpoint.resume=auto"
         raise ConfigError(RUN_DIR, run.path, problem, hint=hint)
-    from launcher.resume import Wish, going_on
+    from launcher.resume import Wish, going_on, refuse_job
 
+    refuse_job(run)
     console = Console()
     with going_on(run, drafted, pythonpath, Wish(), console) as accepted:
         if accepted is None:

@@ -163,6 +163,15 @@ def holding(run: RunDir, *, force: bool = False) -> Iterator[None]:
         _let_go(path, me, parent, run)
 
 
+def let_go(run: RunDir) -> None:
+    """Leaves a run that this process holds to a job, which looks after it from now on."""
+    path = path_of(run)
+    with suppress(OSError):
+        holder = _read(path)
+        if holder is not None and holder.is_process(Owner.this_process()):
+            path.unlink()
+
+
 def _take(path: Path, me: Owner, run: RunDir, *, force: bool) -> None:
     """Makes the lock at `path` this process's. Raises Locked, OSError."""
     while not _write(path, me, over=False):

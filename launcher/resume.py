@@ -25,6 +25,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import print_plan
 from launcher.prepare import Draft, Prepared, ask_here, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together
+from launcher.slurm_job import look_up
 
 EPILOG = """\
 The run goes on in its own folder, with its own configuration. Overrides may
@@ -51,6 +52,7 @@ def resume(argv: Sequence[str]) -> int:
     run = RunDir.existing(given.run_dir)
     if not run.config.is_file():
         raise LauncherError(f"{given.run_dir}: no run here: config.yaml is missing")
+    refuse_job(run)
     arguments = Arguments(given.overrides, given.config_name or "config", given.config_dir)
     folders = [] if given.config_dir is None else [str(Path(given.config_dir).resolve())]
     wish, console = Wish(given.force, given.start), Console()
@@ -181,6 +183,14 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
     notes.append(_begins(run, checkpoint, made.num_updates))
     made = replace(made, notes=[*made.notes, *(f"changed on resuming: {one}" for one in found)])
     return Accepted(run, prepared, made, checkpoint, notes, wish.start is not None)
+
+
+def refuse_job(run: RunDir) -> None:
+    """That no job of a scheduler has the run. Raises LauncherError."""
+    name = (run.read_status().get("job") or {}).get("id") if run.status.exists() else None
+    job = None if name is None else look_up(str(name))
+    if job is not None and not job.has_ended:
+        raise LauncherError(f"{short(run.path)}: job {job.id} of this run is {job.state}; scancel {job.id} ends it")
 
 
 def _planned(run: RunDir) -> tuple[Plan, Facts]:

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154,SC2317 # what is set above it, and functions that traps call
 # What every job of the launcher does, below what is its own (`command`, `srun_options`, `max_requeues`): one task on each
 # node, in it the agent that starts the node's ranks. Ends with the run's exit code. A run that was stopped with a
 # checkpoint (75) is queued again, in the same folder, up to `max_requeues` times.
@@ -32,6 +33,8 @@ done
 if [ "$code" -eq 75 ] || { [ -n "$asked" ] && [ "$code" -gt 128 ]; }; then
   if [ "${SLURM_RESTART_COUNT:-0}" -ge "$max_requeues" ]; then
     echo "job $SLURM_JOB_ID was stopped, and has been queued again $max_requeues times: it isn't once more"
+  elif [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") != *" JobState=RUNNING "* ]]; then
+    echo "job $SLURM_JOB_ID was cancelled"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     echo "job $SLURM_JOB_ID was stopped, and is queued again"
     sleep 600 # until Slurm ends this start

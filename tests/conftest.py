@@ -28,7 +28,21 @@ def _mount() -> str | None:
     return None
 
 
-SERVICES: dict[str, Probe] = {"mount": _mount}
+def _slurm() -> str | None:
+    """Whether a Slurm answers whose jobs the tests may fill: that of tests/services/slurm-up."""
+    try:
+        done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode != 0:
+        return (done.stderr.strip() or "scontrol doesn't answer").splitlines()[0]
+    names = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("ClusterName")]
+    return None if names == [TEST_CLUSTER] else f"the cluster here is {names}, and not one for tests"
+
+
+TEST_CLUSTER = "launchertests"
+
+SERVICES: dict[str, Probe] = {"mount": _mount, "slurm": _slurm}
 """Services that tests can need, by name: each a probe that says what is missing, or None."""
 
 

@@ -16,6 +16,7 @@ from launcher.errors import LauncherError
 from launcher.observe.records import latest_updates, pace
 from launcher.observe.text import duration_text, loss_text, rate_text
 from launcher.run_dir import RunDir, State
+from launcher.slurm_job import Job, is_there, look_up
 
 SILENT_AFTER = 60.0
 """Seconds without a heartbeat after which a running run is said to give no sign of life."""
@@ -48,15 +49,21 @@ class RunStatus:
     """Whether the process that looks after its ranks was one of this machine, and has ended."""
     checkpoint: int | None = None
     """The update of the newest complete checkpoint."""
+    job: Job | None = None
+    """Its job, where a scheduler has it and still waits to start it or runs it."""
 
     @property
     def is_resumable(self) -> bool:
         """Whether it has ended, or can't be running any more, and isn't finished."""
+        if self.job is not None:  # which goes on by itself
+            return False
         return self.is_silent or self.state in (State.stopped, State.failed, State.cancelled)
 
     @property
     def is_silent(self) -> bool:
         """Whether it should be running and hasn't been heard of for long, or can't be any more."""
+        if self.job is not None and self.job.state != "RUNNING":
+            return False
         if self.is_gone:
             return self.state is State.submitted or self.state in _ALIVE
         return self.state in _ALIVE and self.heartbeat_age is not None and self.heartbeat_age > SILENT_AFTER
@@ -76,6 +83,10 @@ def read_run(run_dir: Path) -> RunStatus:
         state = State(status.get("state"))
     except ValueError:
         raise LauncherError(f"{run.status}: unknown state {status.get('state')!r}") from None
+    job, of_job = _job(status, state)
+    if of_job is not None:
+        state, error = of_job
+        status |= {"exit_code": job and job.exit_code, "error": error}
     update, attempt = int(status.get("update") or 0), int(status.get("attempt") or 0)
     # of an attempt that has only begun nothing is known yet, and what the one before it says is past
     recent = [one for one in latest_updates(run.metrics)[-RECENT:] if one.get("attempt", 0) >= attempt]
@@ -101,8 +112,25 @@ def read_run(run_dir: Path) -> RunStatus:
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),
+        job=job if job is not None and not job.has_ended else None,
         checkpoint=newest.update if (newest := newest_whole(run)[0]) is not None else None,
     )
+
+
+def _job(status: dict[str, Any], state: State) -> tuple[Job | None, tuple[State, str] | None]:
+    """The job of a run, and what it says of a run that couldn't say itself how it has ended."""
+    name = (status.get("job") or {}).get("id")
+    if name is None or state is State.finished:
+        return None, None
+    job = look_up(str(name))
+    if state in (State.stopped, State.failed, State.cancelled) or not is_there():
+        return job, None
+    if job is None:
+        return None, (State.failed, f"Slurm doesn't know job {name} any more")
+    if not job.has_ended:
+        return job, None
+    ended = State.cancelled if job.state == "CANCELLED" else State.failed
+    return job, (ended, f"job {name} ended as {job.state} before the run could say how")
 
 
 def _is_gone(status: dict[str, Any]) -> bool:
@@ -209,6 +237,9 @@ def _row(name: str, status: RunStatus) -> list[str]:
 
 def _problems(status: RunStatus, *, whole: bool) -> list[str]:
     problems = []
+    if status.job is not None:
+        why = f" ({status.job.reason})" if status.job.reason else ""
+        problems.append(f"job {status.job.id} is {status.job.state}{why}; scancel {status.job.id} ends it")
     if status.is_silent:
         gone = ": its processes have ended" if status.is_gone else ""
         problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")

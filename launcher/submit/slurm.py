@@ -12,6 +12,7 @@ from launcher import slurm_job
 from launcher.config.schema import Config
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, Exit, LauncherError
+from launcher.lock import let_go
 from launcher.observe.progress import follow
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, State, write_atomic
@@ -93,6 +94,7 @@ class Slurm:
         path = run.path / "job.sbatch"
         write_atomic(path, launch.script)
         _sbatch("--test-only", str(path))
+        let_go(run)
         said = _sbatch("--parsable", str(path))
         found = _SUBMITTED.match(said)
         if found is None:

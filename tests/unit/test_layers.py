@@ -16,7 +16,7 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints", "lock"}
+GROUND = {"errors", "run_dir", "outcome", "process", "checkpoints", "lock", "slurm_job"}
 MAY_IMPORT = {
     "errors": set(),
     "run_dir": {"errors"},
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "process": {"errors"},
     "checkpoints": {"errors", "run_dir"},
     "lock": {"errors", "run_dir"},
+    "slurm_job": set(),
     "config": GROUND,
     "plan": GROUND | {"config"},
     "observe": GROUND | {"config"},
@@ -55,6 +56,7 @@ WITHOUT_TORCH = (
     "run_dir",
     "checkpoints",
     "lock",
+    "slurm_job",
     "errors",
 )
 """Rooms and modules that are imported where torch may be absent or would be slow to load."""

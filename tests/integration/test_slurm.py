@@ -1,0 +1,233 @@
+"""Runs on a real Slurm, that of tests/services/slurm-up: queued, stopped, queued again, failed, lost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from paced import expected, paced
+from runs import Done, environment, launch
+from watched import within
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
+
+HERE = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
+ENDS_WITHIN = 150.0
+SAMPLES = 24
+STEP_BY_STEP = ("cluster.nodes=1", "cluster.ranks_per_node=1", "batch.layout=arrival")
+
+
+def slurm(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def state(job: str) -> str:
+    """Slurm's word, whatever has become of the job."""
+    (found,) = re.findall(r"JobState=(\S+)", slurm("scontrol", "show", "job", job))
+    return str(found)
+
+
+class Queue:
+    """What a test has queued."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+
+    def train(self, folder: Path, *overrides: str) -> Done:
+        done = launch(folder, "train", "submit=slurm", "submit.slurm.time=5", *overrides, PYTHONPATH=HERE)
+        return self.took(done)
+
+    def took(self, done: Done) -> Done:
+        self.jobs += re.findall(r"submitted  job (\d+)", done.out)
+        return done
+
+    def ended(self, seconds: float = ENDS_WITHIN) -> str:
+        """How the newest job has ended."""
+        job = self.jobs[-1]
+        assert within(seconds, lambda: state(job) not in ("PENDING", "RUNNING", "COMPLETING")), state(job)
+        return state(job)
+
+    def log(self, folder: Path) -> str:
+        return (folder / "run" / "logs" / f"slurm_{self.jobs[-1]}.out").read_text()
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    made = Queue()
+    yield made
+    for job in made.jobs:
+        subprocess.run(["scancel", "--signal=KILL", job], capture_output=True)
+        subprocess.run(["scancel", job], capture_output=True)
+        assert within(60, lambda job=job: state(job) not in ("PENDING", "RUNNING", "COMPLETING"))
+
+
+def updates(folder: Path) -> list[int]:
+    """Those in the metrics by now."""
+    try:
+        text = (folder / "run" / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line)["update"] for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def reaches(folder: Path, update: int) -> bool:
+    return within(ENDS_WITHIN, lambda: update in updates(folder))
+
+
+def assert_finished(folder: Path) -> None:
+    done = Done(0, "", "", folder / "run")
+    assert done.json("status.json")["state"] == "finished"
+    assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
+    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, SAMPLES // 2 + 1))
+
+
+def test_two_nodes_of_two_ranks_each(tmp_path: Path, queue: Queue) -> None:
+    two = ("cluster.nodes=2", "cluster.ranks_per_node=2", "submit.wait=true", "run.name='big run #1; $(id)'")
+    data = ("batch.global_batch_size=4", "optimizer.lr=1", f"training.duration={SAMPLES // 4} updates")
+    done = queue.train(tmp_path, *paced(SAMPLES, *two, *data))
+    assert done.code == 0, done.out + done.err
+    assert f"update {SAMPLES // 4}/{SAMPLES // 4}" in done.out
+    assert done.weights()["w"] == [pytest.approx(SAMPLES - 2.5)]  # the mean of the last four
+    assert re.search(r"job \d+, start 1 on (node\d) (?!\1)node\d", queue.log(tmp_path))
+    assert queue.ended() == "COMPLETED"
+    assert (done.run / "job.sbatch").read_text() == done.json("plan.json")["launch"]["script"]
+
+
+def test_what_cannot_be_is_refused_in_slurms_words(tmp_path: Path, queue: Queue) -> None:
+    done = queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, "submit.slurm.partition=nowhere"))
+    assert done.code == 2
+    assert "Slurm refuses the job" in done.err
+    assert "invalid partition" in done.err
+    assert queue.jobs == []
+
+
+def test_a_run_that_fails_is_a_job_that_fails_with_its_code(tmp_path: Path, queue: Queue) -> None:
+    done = queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, "submit.wait=true", "+model.size=bad"))
+    assert done.code == 3, done.out + done.err
+    assert queue.ended() == "FAILED"
+    assert "ExitCode=3:0" in slurm("scontrol", "show", "job", queue.jobs[-1])
+
+
+def test_cut_by_its_time_limit_it_goes_on_and_ends_with_the_same_bits(tmp_path: Path, queue: Queue) -> None:
+    momentum = ("optimizer.momentum=0.9", "optimizer.lr=0.1", "data.shuffle=true")
+    run = [*paced(SAMPLES, *STEP_BY_STEP), *momentum, "checkpoint.every=null"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    done = launch(whole, "train", *run, "+data.train.seconds=0", PYTHONPATH=HERE)
+    assert done.code == 0, done.out + done.err
+    # Slurm looks at limits twice a minute: told to stop 50 s before the end of a minute is after 10 to 40 s
+    told = ("submit.slurm.time=1", "submit.slurm.signal_before=50", "checkpoint.stop_within=10")
+    assert queue.train(tmp_path, *run, *told, "+data.train.seconds=2").code == 0
+    assert queue.ended(240) == "COMPLETED"
+    log = queue.log(tmp_path)
+    assert log.count("was stopped, and is queued again") >= 2, log
+    found = Done(0, "", "", tmp_path / "run")
+    assert found.weights() == done.weights()
+    assert [line["update"] for line in found.metrics()] == list(range(1, SAMPLES // 2 + 1))
+
+
+def test_preempted_it_goes_on(tmp_path: Path, queue: Queue) -> None:
+    low = ("submit.slurm.partition=low", "submit.slurm.cpus_per_task=8", "submit.slurm.sbatch=['--nodelist=node3']")
+    assert queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, *low, "+data.train.seconds=0.4")).code == 0
+    assert reaches(tmp_path, 3)
+    slurm("srun", "--partition=high", "--cpus-per-task=8", "--nodelist=node3", "true")
+    assert queue.ended() == "COMPLETED"
+    assert "start 2 on node3" in queue.log(tmp_path)
+    assert_finished(tmp_path)
+
+
+def test_cancelled_it_stays_so_and_goes_on_when_asked(tmp_path: Path, queue: Queue) -> None:
+    done = queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, "+data.train.seconds=0.3"))
+    assert done.code == 0, done.out + done.err
+    (job,) = queue.jobs
+    assert f"scancel {job}" in done.out
+    assert reaches(tmp_path, 2)
+    said = launch(tmp_path, "status", "run")
+    assert f"job {job} is RUNNING" in said.out
+    refused = launch(tmp_path, "resume", "run", PYTHONPATH=HERE)
+    assert (refused.code, f"job {job} of this run is RUNNING" in refused.err) == (2, True)
+    slurm("scancel", job)
+    assert queue.ended() == "CANCELLED"
+    said = launch(tmp_path, "status", "run")
+    assert "stopped" in said.out
+    assert "launcher resume run" in said.out
+    resumed = queue.took(launch(tmp_path, "resume", "run", "submit.wait=true", PYTHONPATH=HERE))
+    assert resumed.code == 0, resumed.out + resumed.err
+    assert len(queue.jobs) == 2
+    assert_finished(tmp_path)
+
+
+def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+        here = ("submit.slurm.sbatch=['--nodelist=node2']", "cluster.ranks_per_node=2")
+        done = queue.train(folder, *paced(SAMPLES, "cluster.nodes=1", *here))
+        assert done.code == 0, done.out + done.err
+    for folder in folders:
+        status = folder / "run" / "status.json"
+        assert within(ENDS_WITHIN, lambda status=status: json.loads(status.read_text())["state"] == "finished")
+        assert_finished(folder)
+
+
+def test_a_node_that_dies_is_replaced(tmp_path: Path, queue: Queue, repaired: Callable[[str, str], None]) -> None:
+    slow = ("+data.train.seconds=0.4", "checkpoint.every=2", "checkpoint.async_save=false")
+    queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, *slow, "submit.slurm.sbatch=['--exclude=node1']"))
+    assert reaches(tmp_path, 4)
+    (node,) = re.findall(r"start 1 on (node\d)", queue.log(tmp_path))
+    repaired(node, queue.jobs[-1])
+    assert queue.ended(200) == "COMPLETED"
+    assert f"start 2 on {node}" not in queue.log(tmp_path)
+    assert "start 2 on node" in queue.log(tmp_path)
+    assert_finished(tmp_path)
+
+
+@pytest.fixture
+def repaired() -> Iterator[Callable[[str, str], None]]:
+    """Kills a node with all that runs there, and at the end brings it up again."""
+    killed: list[str] = []
+    conf = Path(os.environ["SLURM_CONF"])
+
+    def kill(node: str, job: str) -> None:
+        killed.append(node)
+        processes = [entry for entry in Path("/proc").glob("[0-9]*") if entry.name != str(os.getpid())]
+        # what would tell the controller goes first
+        steps = [one for one in processes if f"slurmstepd: [{job}.".encode() in _text(one / "cmdline")]
+        ranks = [one for one in processes if f"SLURMD_NODENAME={node}".encode() in _text(one / "environ").split(b"\0")]
+        slurmd = (conf.parent / f"slurmd.{node}.pid").read_text()
+        for number in [slurmd, *(one.name for one in [*steps, *ranks])]:
+            with suppress(ProcessLookupError):
+                os.kill(int(number), signal.SIGKILL)
+
+    yield kill
+    for node in killed:
+        start = 'hostname "$1" && exec slurmd -N "$1" -f "$2"'
+        subprocess.run(["unshare", "--uts", "sh", "-c", start, "sh", node, str(conf)], check=True, capture_output=True)
+        assert within(60, lambda node=node: "idle" in slurm("sinfo", "-h", "-n", node, "-p", "main", "-o", "%T"))
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_script_can_be_queued_by_hand(tmp_path: Path, queue: Queue) -> None:
+    done = queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, "submit.slurm.sbatch=['--hold']"))
+    (held,) = queue.jobs
+    slurm("scancel", held)
+    text = (done.run / "job.sbatch").read_text()
+    subprocess.run(["bash", "-n", str(done.run / "job.sbatch")], check=True)
+    lines = text.splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
+    assert not [line for line in lines[1:last] if line and not line.startswith("#SBATCH ")]
+    (done.run / "job.sbatch").write_text(text.replace("#SBATCH --hold\n", ""))
+    queue.jobs.append(slurm("sbatch", "--parsable", str(done.run / "job.sbatch")))
+    assert queue.ended() == "COMPLETED"
+    assert_finished(tmp_path)
