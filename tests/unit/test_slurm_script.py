@@ -1,0 +1,194 @@
+"""The batch script of a job: its text, and what it does between stand-ins for Slurm's commands."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from configs import config_text
+
+from launcher.config.choices import Device
+from launcher.config.validate import parse
+from launcher.errors import ConfigError
+from launcher.lock import Owner
+from launcher.plan.facts import Facts
+from launcher.plan.plan import make_plan
+from launcher.run_dir import RunDir
+from launcher.submit.slurm import Slurm, body
+
+KEYS = (
+    "submit=slurm",
+    "run.name='big run #1; $(id)'",
+    "cluster.nodes=2",
+    "cluster.device=cuda",
+    "submit.slurm.gpus_per_node=4",
+    "submit.slurm.cpus_per_task=32",
+    "submit.slurm.time='1-12'",
+    "submit.slurm.mem='0'",
+    "submit.slurm.setup=['module load cuda']",
+    "submit.slurm.env=['NOTE=a \"b\" $HOME; ü']",
+    "submit.slurm.container_image=/a.sqsh",
+    "submit.slurm.container_mounts=['/data:/data','/runs:/runs']",
+    "submit.slurm.sbatch=['--comment=two words']",
+    "submit.slurm.srun=['--cpu-bind=cores']",
+    "checkpoint.stop_within='90 seconds'",
+)
+HEAD = r"""#!/usr/bin/env bash
+#SBATCH --job-name=big_run_1_id_
+#SBATCH --output=/runs/one/logs/slurm_%j.out
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=0
+#SBATCH --time=1-12
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH "--comment=two words"
+
+cd '/home/me/my code' || exit
+export PYTHONPATH=/home/me
+export PYTHONIOENCODING=utf-8
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=8
+export NOTE='a "b" $HOME; ü'
+module load cuda
+command=(/bin/python -m launcher.train.agent /runs/one)
+srun_options=(--cpus-per-task=32 --container-image=/a.sqsh --container-mounts=/data:/data,/runs:/runs --cpu-bind=cores)
+max_requeues=10
+
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr("launcher.submit.base.sys.executable", "/bin/python")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    given = {"PYTHONPATH": "/home/me", "PYTHONIOENCODING": "utf-8"}
+    monkeypatch.setattr("launcher.submit.base.rank_environment", lambda folders: given)
+    return RunDir(Path("/runs/one"))
+
+
+def script(run: RunDir, *overrides: str) -> str:
+    config = parse(config_text(*KEYS, *overrides))
+    plan = replace(make_plan(config, Facts()), cwd="/home/me/my code")
+    text = Slurm(config).render(run, plan).script
+    assert text is not None
+    return text
+
+
+def test_the_whole_script(run: RunDir) -> None:
+    assert script(run) == HEAD + body()
+
+
+def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
+    """H03."""
+    plan = make_plan(parse(config_text(*KEYS)), Facts())
+    assert (plan.nodes, plan.ranks_per_node, plan.world_size, plan.device) == (2, 4, 8, Device.cuda.value)
+    automatic = make_plan(parse(config_text("submit=slurm", "submit.slurm.gpus_per_node=2")), Facts())
+    assert (automatic.device, automatic.world_size) == ("cuda", 2)
+    without = make_plan(parse(config_text("submit=slurm", "submit.slurm.cpus_per_task=1")), Facts())
+    assert (without.device, without.world_size) == ("cpu", 1)
+    gres = ("submit=slurm", "submit.slurm.gres='gpu:a100:4'", "cluster.device=cuda")
+    assert make_plan(parse(config_text(*gres, "cluster.ranks_per_node=4")), Facts()).world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["cluster.device=cuda", "submit.slurm.gpus_per_node=0"], "cluster.device"),
+        (["cluster.device=cuda", "submit.slurm.gres='gpu:4'"], "cluster.ranks_per_node"),
+        (["submit.slurm.gres='gpu:4'", "submit.slurm.gpus_per_node=4"], "submit.slurm.gres"),
+        (["cluster.ranks_per_node=8", "submit.slurm.gpus_per_node=4"], "cluster.ranks_per_node"),
+        (["submit.slurm.signal_before=soon"], "submit.slurm.signal_before"),
+        (["submit.slurm.requeue=-1"], "submit.slurm.requeue"),
+        (["submit.slurm.env=['2A=b']"], "submit.slurm.env[0]"),
+    ],
+)
+def test_what_a_job_cannot_be(overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(parse(config_text("submit=slurm", *overrides)), Facts())
+    assert refused.value.key == key
+
+
+SRUN = """#!/usr/bin/env bash
+printf '%s\\0' "$@" > "$LOG/given"
+while [[ $1 == --* ]]; do shift; done
+for node in 0 1 2; do SLURM_NODEID=$node "$@" >> "$LOG/agents"; done
+exit "$(cat "$LOG/code")"
+"""
+SCONTROL = """#!/usr/bin/env bash
+case "$*" in
+  "show hostnames gpu[03,07-08]") printf 'gpu03\\ngpu07\\ngpu08\\n' ;;
+  "--oneliner show job 41") echo "JobId=41 JobState=$(cat "$LOG/state") Reason=None" ;;
+  *) echo "$*" >> "$LOG/asked" ;;
+esac
+"""
+AGENT = '#!/usr/bin/env bash\nprintf "%s " "$LAUNCHER_RENDEZVOUS" "$@"\nprintf "%s\\n" "$OWN"\n'
+AWKWARD = 'it\'s "so" $HOME, ü;\nand a second line'
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Path:
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("agent", AGENT), ("sleep", "#!/bin/sh\nexit 0\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "state").write_text("RUNNING")
+    return tmp_path
+
+
+def execute(folder: Path, code: int, *, max_requeues: int = 2, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
+    """The body with the stand-ins around it, in a job of three nodes whose srun ends with `code`."""
+    (folder / "code").write_text(str(code))
+    quoted = "'" + AWKWARD.replace("'", "'\\''") + "'"
+    head = f"command=(agent {quoted})\nsrun_options=(--comment={quoted})\nmax_requeues={max_requeues}\n"
+    (folder / "job").write_text(head + body())
+    job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "gpu[03,07-08]", "SLURM_RESTART_COUNT": str(restarts)}
+    own = {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder), "OWN": AWKWARD}
+    return subprocess.run(
+        ["bash", str(folder / "job")], env={**os.environ, **job, **own}, capture_output=True, text=True, timeout=30
+    )
+
+
+def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> None:
+    """H02, H07."""
+    assert execute(stand_ins, 0).returncode == 0
+    agents = (stand_ins / "agents").read_text()
+    assert agents == "".join(f"gpu03:20041 {AWKWARD} --node {node} {AWKWARD}\n" for node in range(3))
+    given = (stand_ins / "given").read_bytes().decode().split("\0")
+    assert given[:3] == ["--export=ALL", "--ntasks-per-node=1", f"--comment={AWKWARD}"]
+    assert not (stand_ins / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "state", "is_queued_again", "said"),
+    [
+        (75, 0, "RUNNING", True, "was stopped, and is queued again"),
+        (75, 1, "RUNNING", True, "was stopped, and is queued again"),
+        (75, 2, "RUNNING", False, "has been queued again 2 times"),
+        (75, 0, "CANCELLED", False, "was cancelled"),
+        (0, 0, "RUNNING", False, ""),
+        (3, 0, "RUNNING", False, ""),
+        (143, 0, "RUNNING", False, ""),
+    ],
+)
+def test_which_jobs_are_queued_again(
+    stand_ins: Path, code: int, restarts: int, state: str, is_queued_again: bool, said: str
+) -> None:
+    """H04."""
+    (stand_ins / "state").write_text(state)
+    done = execute(stand_ins, code, restarts=restarts)
+    assert done.returncode == code
+    assert said in done.stdout
+    log = stand_ins / "asked"
+    assert (log.read_text() if log.exists() else "") == ("requeue 41\n" if is_queued_again else "")
+
+
+def test_a_job_that_starts_again_takes_over_from_itself() -> None:
+    holder = Owner("node1", "boot", "ns", 7, 1, "me", 0.0, job="41", job_start=1)
+    me = Owner("node2", "other", "ns", 8, 2, "me", 1.0, job="41", job_start=2)
+    assert holder.has_ended(me)
+    assert not me.has_ended(holder)
+    assert not holder.has_ended(replace(me, job="42"))
