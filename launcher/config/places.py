@@ -25,9 +25,11 @@ class ClusterConfig:
 @dataclass
 class SlurmConfig:
     partition: str | None = None
-    """Slurm's option of that name, as are all up to `exclude`; null: it isn't given, and Slurm's default holds."""
+    """Where the job is queued; null, here and below: the option isn't given, and Slurm's default holds."""
     account: str | None = None
+    """Who pays."""
     qos: str | None = None
+    """Slurm's quality of service."""
     time: str | None = None
     """The time limit, as Slurm reads it: `30` minutes, `2:00:00`, `1-12`."""
     cpus_per_task: int | None = None
@@ -39,8 +41,11 @@ class SlurmConfig:
     mem: str | None = None
     """Memory of a node, as in `64G`; `0`: all it has."""
     constraint: str | None = None
+    """Features that the nodes must have, as in `a100&nvlink`."""
     reservation: str | None = None
+    """The reservation that the job is part of."""
     exclude: str | None = None
+    """Nodes that the job must not have, as in `node[03,07-08]`."""
     signal_before: Any = None
     """How long before the time limit the job is told to stop, as a time; null: checkpoint.stop_within + 30 seconds."""
     requeue: int = 10

@@ -8,8 +8,9 @@ from typing import Any
 from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig
 
+from launcher.config.choices import SubmitKind
 from launcher.config.compose import Arguments, compose_member, make_importable
-from launcher.errors import Exit, LauncherError
+from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.plan.facts import ask_all
 from launcher.prepare import Draft, Prepared, draft, folder, settle
 from launcher.run_dir import RunDir, State
@@ -129,6 +130,9 @@ def plan_members(
             if place is not None:
                 place(member)
             drafts[member.num] = member.drafted = draft(member.composed, *FOLDER)
+            if drafts[member.num].config.submit.kind is SubmitKind.slurm:
+                why = "queues single runs so far, and no sweep"
+                raise ConfigError("submit", "slurm", why, hint="submit=local, or one command for each run")
             member.where = folder(member.composed, *FOLDER)
         except LauncherError as error:
             problems[member.num] = error

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from launcher import commands, resume
+from launcher import prepare
 from launcher.cli import main
 from launcher.plan.facts import Facts
 
@@ -50,5 +50,4 @@ def command(
 
 @pytest.fixture
 def no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (commands, resume):
-        monkeypatch.setattr(module, "ask", lambda *_: Facts())
+    monkeypatch.setattr(prepare, "ask", lambda *_: Facts())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from configs import config_text
 
-from launcher import commands, drawing
+from launcher import drawing, prepare
 from launcher.config.choices import Device, PipelineSchedule
 from launcher.config.validate import parse
 from launcher.errors import ConfigError, LauncherError
@@ -246,7 +246,7 @@ RANKS = ("cluster.device=cpu", "cluster.ranks_per_node=4", "mesh.pp=2")
 
 @pytest.fixture
 def facts(command, monkeypatch):
-    monkeypatch.setattr(commands, "ask", lambda *_: FACTS)
+    monkeypatch.setattr(prepare, "ask", lambda *_: FACTS)
 
 
 def test_the_plan_shows_stages_rounds_and_waiting(command, facts):

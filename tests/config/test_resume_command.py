@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fabricated import checkpoint
 
-from launcher import lock, resume
+from launcher import lock, prepare
 from launcher.config.difference import WHERE_AND_HOW
 from launcher.config.messages import schema_keys
 from launcher.config.schema import SECTIONS
@@ -49,8 +49,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def facts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the model and the data say; to be changed by a test."""
     said: dict[str, Any] = {"samples": 1000, "validation_samples": 10, "parameters": 5, "trainable_parameters": 5}
-    for module in (resume, __import__("launcher.commands").commands):
-        monkeypatch.setattr(module, "ask", lambda *_: Facts(**said))
+    monkeypatch.setattr(prepare, "ask", lambda *_: Facts(**said))
     return said
 
 

@@ -200,3 +200,9 @@ def test_a_folder_that_holds_a_sweep_or_a_run_is_refused(command):
 )
 def test_the_line_that_names_a_failure(reason, line):
     assert headline(reason) == line
+
+
+def test_a_sweep_on_slurm_is_refused(command) -> None:
+    said = command("plan", "-m", "submit=slurm", "run.seed=1,2")
+    assert said.code == 2
+    assert "submit=slurm: queues single runs so far, and no sweep" in said.err

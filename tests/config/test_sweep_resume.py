@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fabricated import checkpoint
 
-from launcher import lock, resume
+from launcher import lock, prepare
 from launcher.plan.facts import Facts
 from launcher.run_dir import RunDir, State
 from launcher.submit.local import Local
@@ -30,7 +30,7 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> None:
         return [said for _ in texts]
 
     monkeypatch.setattr(members, "ask_all", ask_all)
-    monkeypatch.setattr(resume, "ask", lambda *_: said)
+    monkeypatch.setattr(prepare, "ask", lambda *_: said)
 
 
 @pytest.fixture(autouse=True)

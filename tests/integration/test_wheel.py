@@ -40,8 +40,9 @@ def test_a_wheel_plans_and_trains_away_from_the_checkout(tmp_path: Path) -> None
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, CHECKOUT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder, inside in (("conf", "launcher/conf"), ("hydra_plugins", "hydra_plugins"), ("launcher", "launcher")):
-        files = [one for kind in ("*.py", "*.yaml") for one in (CHECKOUT / folder).rglob(kind)]
+    same = [(name, name) for name in ("hydra_plugins", "launcher")]
+    for folder, inside in (("conf", "launcher/conf"), ("slurm", "launcher/slurm"), *same):
+        files = [one for kind in ("*.py", "*.yaml", "*.sh") for one in (CHECKOUT / folder).rglob(kind)]
         assert files
         assert {f"{inside}/{one.relative_to(CHECKOUT / folder)}" for one in files} <= names
     assert [name for name in names if name.startswith(("tests", "examples", "benchmarks"))] == []
