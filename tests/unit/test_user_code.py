@@ -10,7 +10,7 @@ import torch
 from configs import PLAIN, config_text, own
 from torch import Tensor, nn
 
-from launcher.config.schema import Device, PrecisionName
+from launcher.config.choices import Device, PrecisionName
 from launcher.config.validate import parse
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.batch import WindowTable
