@@ -232,7 +232,7 @@ def _start(run: RunDir, wish: Wish) -> tuple[Checkpoint | None, list[str]]:
     if checkpoint is None:
         updates = ", ".join(str(one.update) for one in reversed(there)) or "none"
         raise LauncherError(f"--from {wish.start}: there is no checkpoint of that update; there are: {updates}")
-    problem = checkpoint.problem(parts=0)
+    problem = checkpoint.problem()  # its contents too: what else there is will be removed
     if problem is not None:
         raise LauncherError(f"--from {wish.start}: {problem}")
     later = ", ".join(str(one.update) for one in reversed(there) if one.update > wish.start)

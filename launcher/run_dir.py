@@ -199,7 +199,18 @@ class RunDir:
         return run
 
     def create(self, config_yaml: str, plan_json: str) -> None:
-        """Fills a new folder with the two files that ranks read. Refuses a folder that already holds a run."""
+        """Fills a new folder with the two files that ranks read. Refuses a folder that already holds a run, or what one
+        has left: a new run would go on from its checkpoints.
+
+        Raises:
+            LauncherError: it is refused, or can't be written; the folder is as it was.
+        """
+        left = [*self.checkpoints.glob("update_*"), *filter(Path.exists, [self.metrics])]
+        if left and not self.config.exists():
+            raise LauncherError(
+                f"{self.path}: an earlier run has left {left[0].relative_to(self.path)} here, which a new run would "
+                "take for its own; remove this folder, or give hydra.run.dir another"
+            )
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             # exclusive creation decides which of several starts owns the folder

@@ -1,5 +1,6 @@
 """What ranks leave of a run, for tests that start none."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ def checkpoint(run: Path, update: int, *, size: int = 3) -> None:
     folder = run / "checkpoints" / f"update_{update:010d}"
     folder.mkdir(parents=True)
     (folder / "state").write_text("abc")
-    files = {"state": {"size": size, "sha256": "0"}}
+    files = {"state": {"size": size, "sha256": hashlib.sha256(b"abc").hexdigest()}}
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "update": update, "files": files}))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
 
 from launcher.checkpoints import completed
@@ -30,7 +30,7 @@ from launcher.run_dir import RunDir, State
 from launcher.train import stopping
 from launcher.train.failures import Failure
 from launcher.train.hangs import recorder_environment
-from launcher.train.meeting import JOIN_SECONDS, Meeting
+from launcher.train.meeting import JOIN_SECONDS, Handler, Meeting
 from launcher.train.supervisor import Limits, Supervisor, limits
 
 AT_ONCE = Limits(stop_within=0, time_limit=None, hang_after=None, max_restarts=0)
@@ -70,10 +70,7 @@ def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float)
         spec = _spec(plan, [str(run.path), task], config, meeting, allowed)
         supervisor = Supervisor(spec, OwnLogs(), run, meeting.node, folder, allowed, started)
         _take_signals(folder, supervisor)
-        try:
-            result = supervisor.run()
-        finally:
-            spec.rdzv_handler.shutdown()
+        result = _run_ranks(supervisor, spec.rdzv_handler)
     except SignalException as stop:  # SIGQUIT, which is at once, or one that came while there were no ranks
         return *of_stop(run, stop.sigval), None
     except RendezvousClosedError:  # a node that was told to stop, or has failed, while all met
@@ -89,6 +86,27 @@ def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float)
         return _broken_off(run, supervisor, allowed)
     assert supervisor.failure is not None
     return State.failed, supervisor.failure.exit_code, _error(run, supervisor.failure, allowed)
+
+
+def _run_ranks(supervisor: Supervisor, handler: RendezvousHandler) -> RunResult:
+    """This node's ranks, to their end.
+
+    The first node, and one that is told to stop while all meet, end the run for all. Any other may fail or give up, and
+    those who stay meet again.
+    """
+    assert isinstance(handler, Handler)
+    ends_it = supervisor.is_first
+    try:
+        result: RunResult = supervisor.run()
+        return result
+    except SignalException:
+        ends_it = True
+        raise
+    finally:
+        if ends_it:
+            handler.shutdown()
+        else:
+            handler.leave()
 
 
 def _ended(run: RunDir, folder: Path, supervisor: Supervisor) -> Outcome:

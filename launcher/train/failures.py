@@ -98,12 +98,13 @@ def _is_of_device(word: Word) -> bool:
     return word["type"] in _DEVICE_TYPES or is_runtime
 
 
-def read_words(*folders: Path) -> list[Word]:
-    """What ranks have left in `folders`."""
+def read_words(attempt: int, *folders: Path) -> list[Word]:
+    """What ranks of this attempt have left in `folders`. Those of an earlier one may still do so: a node that was lost
+    and comes back."""
     return [
         json.loads(path.read_text(encoding="utf-8"))
         for folder in folders
-        for path in sorted(folder.glob("error_*.json"))
+        for path in sorted(folder.glob(f"error_{attempt}_*.json"))
     ]
 
 

@@ -160,7 +160,9 @@ class Fit:
         if self.saver is None:
             return
         if is_last or self._must_save or self.saver.is_due(self.progress.update):
-            progress = {**self.progress.to_dict(), "losses": self.spikes.losses}
+            # a copy: the guard goes on with its own while this is written
+            progress = {**self.progress.to_dict(), "losses": list(self.spikes.losses)}
+            self.reporter.flush()  # no update is in a checkpoint and not in the metrics
             self.saver.save(self.progress.update, progress, wait=self.stopped)
         self.saver.poll()
         self.reporter.checkpoints(self.saver)

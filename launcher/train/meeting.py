@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
@@ -80,5 +81,18 @@ class Handler(DynamicRendezvousHandler):
     """torch's rendezvous, undisturbed by a node that comes late: it takes part when ranks start the next time, and no
     update is lost for it."""
 
+    def next_rendezvous(self) -> RendezvousInfo:
+        while True:
+            try:
+                return super().next_rendezvous()
+            except RendezvousTimeoutError:
+                if not self._state_holder.state.complete:
+                    raise
+                # the others have enough nodes, and this one waits until they meet again, however long that takes
+
     def num_nodes_waiting(self) -> int:
         return 0
+
+    def leave(self) -> None:
+        """Goes, and lets the others meet again without this node; `shutdown` keeps everybody from it."""
+        self._stop_heartbeats()

@@ -194,7 +194,9 @@ class Supervisor(LocalElasticAgent):
         return self._loss(lost[0]) if lost else None
 
     def _loss(self, place: int) -> Report:
-        return self._start.loss(place, place * self._worker_group.spec.local_world_size)
+        said = heart.pulse(self._folder, self._worker_group.workers[0].global_rank)  # all are about as far
+        report = self._start.loss(place, place * self._worker_group.spec.local_world_size)
+        return replace(report, update=None if said is None else said.update)
 
     # what follows
 
@@ -213,6 +215,8 @@ class Supervisor(LocalElasticAgent):
 
     def _after(self, report: Report, lost: int) -> Verdict:
         """Whether the ranks, which have ended, start again."""
+        # this node may have been told since it reported, while it waited for what others say
+        report = replace(report, stop=report.stop or self.stop)
         failure, left = report.failure, self._start.nodes - lost
         if failure is None:
             return Verdict(OVER, report)
@@ -261,7 +265,7 @@ class Supervisor(LocalElasticAgent):
         while True:
             exits = self._exits()
             failed |= {rank: code for rank, code in exits.items() if code and rank not in failed}
-            failure, is_certain = first_failure(failed, read_words(self._run.logs, self._folder), hint)
+            failure, is_certain = first_failure(failed, read_words(self._attempt, self._run.logs, self._folder), hint)
             if is_certain or len(exits) == len(self._worker_group.workers) or time.monotonic() > end:
                 return failure, is_certain
             time.sleep(LOOK_EVERY)

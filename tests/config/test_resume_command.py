@@ -285,6 +285,10 @@ def test_from_an_earlier_checkpoint(command, submitted):
     assert refused.code == 2
     assert "--from 30: there is no checkpoint of that update; there are: 20, 40, 60" in refused.err
     assert command("resume", "run", "--from", "20", "optimizer.lr=1").code == 2
+    state = run / "checkpoints" / "update_0000000040" / "state"
+    state.write_text("abd")  # as long as before
+    assert "its contents have changed" in command("resume", "run", "--from", "40").err
+    state.write_text("abc")
     assert len(os.listdir(run / "checkpoints")) == 3
     said = command("resume", "run", "--from=20")
     assert "removes the checkpoints of later updates: 40, 60" in said.out
@@ -323,6 +327,20 @@ def test_a_finished_run_has_nothing_left(command, submitted):
     longer = command("resume", "run", "training.duration='200 updates'", "--force")
     assert "from the checkpoint of update 100 of 200" in longer.out
     assert submitted[-1]["plan"]["num_updates"] == 200
+
+
+@pytest.mark.parametrize("left", ["checkpoints/update_0000000020", "metrics.jsonl"])
+def test_a_new_run_takes_nothing_that_an_earlier_one_has_left(command, submitted, left):
+    run = trained(command)
+    checkpoint(run, 20) if "update" in left else metrics(run, 20)
+    for one in (run / "config.yaml", run / "plan.json", run / "status.json"):
+        one.unlink()
+    before = contents(run)
+    for more in ((), ("checkpoint.resume=auto",)):
+        refused = command("train", *TWO_RANKS, "hydra.run.dir=run", "optimizer.lr=1", *more)
+        assert refused.code == 2
+        assert f"an earlier run has left {left} here" in refused.err
+    assert (contents(run), len(submitted)) == (before, 1)
 
 
 AUTO = ("hydra.run.dir=run", "checkpoint.resume=auto")

@@ -46,6 +46,7 @@ def test_a_run_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
     assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
     (failure,) = done.json("status.json")["failures"]
     assert (failure["goes_on"], failure["from_update"] % 2) == (True, 0)
+    assert failure["update"] > failure["from_update"]
     assert failure["reason"].startswith("was lost with its node on ")
     plan = done.json("plan.json")
     solved = ("nodes", "world_size", "data_parallel_degree", "micro_batch_size", "gradient_accumulation_steps")
@@ -97,6 +98,20 @@ def test_a_stop_that_one_node_hears_stops_all(tmp_path: Path) -> None:
         assert done.json("status.json")["state"] == "stopped"
         saved = sorted(path.name for path in (done.run / "checkpoints").iterdir())
         assert done.metrics()[-1]["update"] in {int(name.rpartition("_")[2].rpartition("-")[2]) for name in saved}
+
+
+def test_a_run_that_is_stopped_before_a_lost_node_is_missed_does_not_start_again(tmp_path: Path) -> None:
+    with watched(tmp_path, paced(SAMPLES, *NODES, "cluster.min_nodes=1")) as running:
+        running.wait_for_update(3)
+        os.kill(second(running), KILL)
+        assert within(60, lambda: not running.ids("launcher.train.worker"))  # its own ones have ended by now
+        running.launcher.send_signal(TERM)
+        done = running.ended(60)
+    assert done.code == 75, done.out + done.err
+    assert "starting again" not in done.out
+    (failure,) = done.json("status.json")["failures"]
+    assert failure["goes_on"] is False
+    assert "was lost with its node on" in done.json("status.json")["error"]["reason"]
 
 
 def test_a_rank_that_hangs_is_named_by_its_node(tmp_path: Path) -> None:

@@ -113,6 +113,25 @@ def test_going_back_leaves_out_what_led_to_the_spike(ranks: Any, strategy: str, 
     assert newest.update == 20
 
 
+def test_a_save_beside_training_holds_what_there_was_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard's losses, which the next window adds to, and no update that the metrics would lack after a kill."""
+    every = ["checkpoint.every=12 updates", "training.log_every=1000"]
+    fit = assembled(0, 1, text("skip", "strategy=single", *every), str(tmp_path))
+    given: list[tuple[int, Any, int]] = []
+
+    def save(update: int, progress: Any, **_: Any) -> None:
+        given.append((update, progress, len((tmp_path / "metrics.jsonl").read_text().splitlines())))
+
+    monkeypatch.setattr(fit.saver, "save", save)
+    fit.run()
+    assert fit.reporter._metrics is not None
+    fit.reporter._metrics.close()
+    found = [(update, len(progress["losses"]), lines) for update, progress, lines in given]
+    assert found == [(12, 12, 12), (20, 19, 20)]
+
+
 @pytest.mark.slow
 def test_spikes_without_end_end_the_run(ranks: Any, tmp_path: Path) -> None:
     configuration = text("skip", "training.max_skipped_in_a_row=1")

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,18 @@ def test_a_save_that_fails_leaves_nothing_and_keeps_what_was(run: RunDir, monkey
         save(run, 2)
     assert updates(run) == [1]
     assert sorted(one.name for one in run.checkpoints.iterdir()) == ["update_0000000001"]
+
+
+def test_a_rank_alone_that_cannot_write_says_so_too(run: RunDir) -> None:
+    save(run, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+    try:
+        with pytest.raises(StorageError, match="can't be written: File too large"):
+            save(run, 2, w=torch.zeros(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [one.name for one in run.checkpoints.iterdir()] == ["update_0000000001"]
 
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)

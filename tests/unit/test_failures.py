@@ -1,11 +1,13 @@
 """Which rank is named as the one that failed first, and whether ranks start again after it."""
 
+import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.train.failures import first_failure
+from launcher.train.failures import first_failure, read_words
 
 ABORT, KILL, TERM = -signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM
 TORN = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -70,3 +72,9 @@ def test_the_exit_code_is_the_ranks_own_unless_it_says_nothing() -> None:
 def test_what_may_be_behind_a_kill_is_said_of_that_alone() -> None:
     assert first_failure({0: KILL}, [], "no memory")[0].reason == "killed by SIGKILL (no memory)"
     assert first_failure({0: ABORT}, [], "no memory")[0].reason == "killed by SIGABRT"
+
+
+def test_what_a_rank_of_an_earlier_attempt_says_too_late_is_not_heard(tmp_path: Path) -> None:
+    for attempt in (1, 11, 2):
+        (tmp_path / f"error_{attempt}_0.json").write_text(json.dumps({"attempt": attempt}))
+    assert read_words(1, tmp_path, tmp_path / "none") == [{"attempt": 1}]

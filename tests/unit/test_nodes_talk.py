@@ -1,12 +1,20 @@
 """What nodes tell each other, and what the first makes of it; where they meet."""
 
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from launcher.errors import Exit, LauncherError
-from launcher.train import nodes
+from launcher.train import elastic, meeting, nodes
 from launcher.train.failures import Failure
-from launcher.train.meeting import Meeting
+from launcher.train.meeting import Handler, Meeting
 from launcher.train.nodes import AGAIN, Report, Start, Verdict, choose
 
 TORN = Failure(0, Exit.RANK_FAILED, "Connection closed by peer", "lost its connection", is_lost=True)
@@ -80,3 +88,55 @@ def test_where_nodes_meet() -> None:
             Meeting.parse(0, endpoint)
     with pytest.raises(LauncherError, match="--node 1: where it meets the others is missing"):
         Meeting.parse(1, None)
+
+
+@pytest.fixture
+def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Handler]]:
+    """Makes the first of up to two nodes, of which one is enough, and with each further call another one."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    monkeypatch.setattr(meeting, "JOIN_SECONDS", 5)
+    made: list[Handler] = []
+
+    def make() -> Handler:
+        port = int(made[0].get_run_id().rpartition(":")[2]) if made else 0
+        made.append(Meeting(len(made), "localhost", port).handler(1, 2, last_call=3))
+        return made[-1]
+
+    yield make
+    made[0].shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_late_waits_until_the_others_meet_again(meet: Callable[[], Handler]) -> None:
+    first = meet()
+    assert first.next_rendezvous().world_size == 1
+    late = meet()
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(late.next_rendezvous)
+        with pytest.raises(TimeoutError):
+            waiting.result(meeting.JOIN_SECONDS + 3)  # it looks once a second
+        assert first.next_rendezvous().world_size == 2
+        assert waiting.result(10).world_size == 2
+    late.leave()
+
+
+@pytest.mark.slow
+def test_those_who_stay_meet_without_a_node_that_left(meet: Callable[[], Handler]) -> None:
+    first, other = meet(), meet()
+    with ThreadPoolExecutor(1) as beside:
+        joined = beside.submit(other.next_rendezvous)
+        assert first.next_rendezvous().world_size == joined.result(10).world_size == 2
+    supervisor = SimpleNamespace(is_first=False, run=Mock(side_effect=OSError("no more processes")))
+    with pytest.raises(OSError, match="no more processes"):
+        elastic._run_ranks(supervisor, other)  # type: ignore[arg-type]
+    assert not first.is_closed()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_told_to_stop_while_all_meet_ends_it_for_all(meet: Callable[[], Handler]) -> None:
+    first, other = meet(), meet()
+    told = SignalException("told to stop", signal.SIGTERM)
+    with pytest.raises(SignalException):
+        elastic._run_ranks(SimpleNamespace(is_first=False, run=Mock(side_effect=told)), other)  # type: ignore[arg-type]
+    with pytest.raises(RendezvousClosedError):
+        first.next_rendezvous()

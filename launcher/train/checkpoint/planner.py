@@ -46,6 +46,7 @@ def write(pieces: Sequence[Piece], folder: Path, group: dist.ProcessGroup | None
 
     Raises:
         CheckpointException: on every rank, where one couldn't write.
+        OSError: this one couldn't, and is alone.
     """
     writer, plans = _Writer(folder, single_file_per_rank=True, sync_files=True), _SavePieces(pieces)
     if not alone:

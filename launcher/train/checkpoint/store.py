@@ -86,6 +86,8 @@ def write(run: RunDir, update: int, pieces: Sequence[Piece], progress: dict[str,
             if refused is None:
                 raise
             raise _Unwritten(str(StorageError(temporary / ".", refused))) from error
+        except OSError as error:  # of a rank alone, whom nobody tells what has happened
+            raise StorageError(temporary / ".", error) from error
         files = {
             name: one for found in ranks.agreed(lambda: _files(temporary, ranks.rank)) for name, one in found.items()
         }
