@@ -39,17 +39,21 @@ class Checkpoint:
         """The size and the SHA-256 of every file, as manifest.json says.
 
         Raises:
-            LauncherError: it can't be read, or is of another version's format.
+            LauncherError: it can't be read, is of another version's format, or of another update than its name says.
         """
         path = self.path / MANIFEST
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             files = {str(name): (int(one["size"]), str(one["sha256"])) for name, one in found["files"].items()}
-            number = int(found["format"])
+            number, update = int(found["format"]), int(found["update"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LauncherError(f"{path}: can't be read: {error}") from error
         if number != FORMAT:
             raise LauncherError(f"{path}: a checkpoint of format {number}; this launcher reads {FORMAT}")
+        if update != self.update:
+            raise LauncherError(
+                f"{path}: the checkpoint of update {update}, in a folder that another one's name was given"
+            )
         return files
 
     def progress(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from launcher.plan.facts import Facts, changed, token_targets
 from launcher.plan.plan import Plan
 from launcher.plan.show import print_plan
 from launcher.prepare import Draft, Prepared, ask_here, draft_of, settle, short
-from launcher.run_dir import RunDir, State, to_json, write_together
+from launcher.run_dir import RunDir, State, to_json, write_together, writing
 from launcher.slurm_job import look_up
 
 EPILOG = """\
@@ -117,6 +117,8 @@ class Accepted:
         if self.checkpoint is not None:
             update, applied = self.checkpoint.update, self.checkpoint.applied()
         try:
+            with writing(self.run.logs):
+                self.run.logs.mkdir(exist_ok=True)  # nothing of a run needs those of before
             write_together(texts)
             if self.removes_later:
                 remove_after(self.run, update)
@@ -151,7 +153,8 @@ def going_on(
     with holding(run, force=wish.force):
         accepted = _accept(run, drafted, folders, wish)
         if accepted is None:
-            console.print(f"[bold green]finished[/bold green]  nothing is left to do in {short(run.path)}")
+            more = "" if wish.start is None else f"; with --force it goes on from update {wish.start} all the same"
+            console.print(f"[bold green]finished[/bold green]  nothing is left to do in {short(run.path)}{more}")
         else:
             accepted.write(console)
         yield accepted
@@ -253,7 +256,7 @@ def _begins(run: RunDir, checkpoint: Checkpoint | None, num_updates: int | None)
 def _attempts(run: RunDir) -> int:
     """How often the ranks of the run have started: the number of the attempt that begins."""
     written = next_attempt(run.metrics)
-    with suppress(LauncherError):
+    with suppress(LauncherError, ValueError, TypeError):
         return max(written, int(run.read_status().get("attempts_started") or 0))
     return written
 
@@ -262,7 +265,7 @@ def _reached(run: RunDir) -> int:
     """The last update that the run came to, by its status and its metrics."""
     written = latest_updates(run.metrics)
     reached = int(written[-1]["update"]) if written else 0
-    with suppress(LauncherError):
+    with suppress(LauncherError, ValueError, TypeError):
         reached = max(reached, int(run.read_status().get("update") or 0))
     return reached
 

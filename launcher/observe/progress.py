@@ -71,6 +71,7 @@ def _show(course: "Course", view: "View", record: Record) -> None:
         count = len(course.skipped)
         if count <= SKIPS_TOLD:
             why = "every weight is 0" if record.get("weight") == 0 else "not finite"
+            why = "a spike of the loss" if record.get("spike") else why
             more = "; further ones are only counted" if count == SKIPS_TOLD else ""
             view.say(f"update {course.of(record['update'])}  skipped, {why}{more}")
     view.update(record)

@@ -224,7 +224,7 @@ class Fit:
             return
         self.progress.skipped_in_a_row += 1
         what, many = f"not finite (loss {loss:g}, gradient norm {step.grad_norm:g})", "were not finite"
-        if self.spikes.is_one(loss):
+        if step.spike:
             self._spike = window.update
             what, many = f"its loss {loss:g} lies above {self.spikes.limit:g} (training.loss_spike)", "were skipped"
         samples = some(window.indices.tolist())

@@ -89,6 +89,7 @@ class Reporter:
             lr=lr,
             grad_norm=step.grad_norm,
             skipped=int(not step.applied),
+            spike=int(step.spike),
             loss_scale=step.loss_scale,
             micro_batches=len(window.micro_batches),
             seconds=seconds,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,17 @@ def test_a_new_run_takes_nothing_that_an_earlier_one_has_left(command, submitted
         assert refused.code == 2
         assert f"an earlier run has left {left} here" in refused.err
     assert (contents(run), len(submitted)) == (before, 1)
+
+
+def test_logs_that_were_removed_and_a_status_of_nonsense_are_no_hindrance(command, submitted):
+    run = trained(command)
+    checkpoint(run, 20)
+    (run / "status.json").write_text('{"state": 5, "update": "y", "attempts_started": "x"}')
+    shutil.rmtree(run / "logs")
+    said = command("resume", "run")
+    assert said.code == 75, said.err
+    assert "from the checkpoint of update 20" in said.out
+    assert (run / "logs").is_dir()
 
 
 AUTO = ("hydra.run.dir=run", "checkpoint.resume=auto")

@@ -91,7 +91,7 @@ def test_a_skipped_spike_changes_nothing(ranks: Any, strategy: str, tmp_path: Pa
         assert (one["update"], one["applied"]) == (20, 19)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
-    assert [line["update"] for line in train if line["skipped"]] == [SPIKE]
+    assert [(line["update"], line["spike"]) for line in train if line["skipped"]] == [(SPIKE, 1)]
     assert train[SPIKE - 1]["loss"] > 1e5
 
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import resource
+import shutil
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,19 @@ def test_a_save_that_fails_leaves_nothing_and_keeps_what_was(run: RunDir, monkey
         save(run, 2)
     assert updates(run) == [1]
     assert sorted(one.name for one in run.checkpoints.iterdir()) == ["update_0000000001"]
+
+
+def test_a_copy_under_another_number_is_none_of_that(run: RunDir) -> None:
+    one = save(run, 6)
+    copy = checkpoints.path_of(run, 99)
+    shutil.copytree(one.path, copy)
+    problem = Checkpoint(copy).problem(parts=0)
+    assert problem is not None
+    assert "the checkpoint of update 6, in a folder" in problem
+    said: list[str] = []
+    assert store.newest(run, Ranks(), said.append) == one
+    assert len(said) == 1
+    assert updates(run) == [6]  # so that a new one isn't taken for older, and removed
 
 
 def test_a_rank_alone_that_cannot_write_says_so_too(run: RunDir) -> None:

@@ -146,12 +146,13 @@ def test_what_is_written_just_before_the_end_is_shown(tmp_path: Path) -> None:
 
 def test_skipped_updates_are_told_then_counted(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_updates=10)
-    lines = [train(1, skipped=1, loss=None, weight=0), *(train(k, skipped=1, loss=None) for k in range(2, 7))]
+    first = [train(1, skipped=1, loss=None, weight=0), train(2, skipped=1, loss=1e6, spike=1)]
+    lines = [*first, *(train(k, skipped=1, loss=None, spike=0) for k in range(3, 7))]
     shown = followed(run, lambda: add(run, *lines))
     told = [line for line in shown if "skipped, " in line]
     assert told[0] == "update 1/10  skipped, every weight is 0"
     assert told[1:] == [
-        "update 2/10  skipped, not finite",
+        "update 2/10  skipped, a spike of the loss",
         "update 3/10  skipped, not finite; further ones are only counted",
     ]
     assert "loss not finite" in shown[-1]

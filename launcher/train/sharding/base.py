@@ -31,6 +31,8 @@ class StepResult:
     """What the losses were multiplied by; None: not scaled."""
     overflow: bool = False
     """Whether only the scale of the loss was too large: it has been halved since."""
+    spike: bool = False
+    """Whether it was left out for its loss, which is finite and too high."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +282,9 @@ class Sharding(ABC):
         return self.result(grad_norm, applied=applied, finite=finite)
 
     def skip(self) -> StepResult:
-        """Forgets the window's gradients instead of applying them, and changes nothing."""
+        """Forgets the gradients of a window whose loss is a spike, and changes nothing."""
         self.clear_gradients()
-        return StepResult(math.nan, applied=False, loss_scale=None if self.scaler is None else self.scaler.scale)
+        return StepResult(math.nan, applied=False, loss_scale=self.scaler.scale if self.scaler else None, spike=True)
 
     def result(self, grad_norm: float, *, applied: bool, finite: bool) -> StepResult:
         """What an update did, after which the scale of the loss is that of the next window."""
@@ -297,8 +299,7 @@ class Sharding(ABC):
         if self.part is None:
             return self.sum_of_squares(gradients)
         counted = self.part.counted(self.parameters)
-        own = [one for one, counts in zip(gradients, counted, strict=True) if counts]
-        return self.part.sum(self.sum_of_squares(own))
+        return self.part.sum(self.sum_of_squares([one for one, own in zip(gradients, counted, strict=True) if own]))
 
     def sum_of_squares(self, gradients: Sequence[Tensor]) -> float:
         """The squared norm of the gradient over all ranks."""
