@@ -1,5 +1,6 @@
 """From a composed configuration to a run that can start: the same for one run and for each run of a sweep."""
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +48,13 @@ class Prepared:
 
     def plan_in(self, run: RunDir) -> Plan:
         """The plan with the commands that start this run in its folder."""
-        return replace(self.plan, launch=asdict(self.backend.render(run, self.plan)))
+        launch, digest = asdict(self.backend.render(run, self.plan)), config_digest(self.text)
+        return replace(self.plan, launch=launch, config_sha256=digest)
+
+
+def config_digest(text: str) -> str:
+    """The SHA-256 of the text of a config.yaml."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def folder(composed: DictConfig, *keys: str) -> Path:

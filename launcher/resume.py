@@ -23,7 +23,7 @@ from launcher.plan.batch import GLOBAL, parse_count
 from launcher.plan.facts import Facts, changed, token_targets
 from launcher.plan.plan import Plan
 from launcher.plan.show import print_plan
-from launcher.prepare import Draft, Prepared, ask_here, draft_of, settle, short
+from launcher.prepare import Draft, Prepared, ask_here, config_digest, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together, writing
 from launcher.slurm_job import look_up
 
@@ -167,6 +167,7 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
     if asked is not None and asked != before.global_batch_size:
         found.append(Difference(GLOBAL, before.global_batch_size, asked))
     _refuse(run, found, wish)
+    _refuse_edited(run, before, wish)
     if _is_finished(run) and not (wish.force and (found or wish.start is not None)):
         return None
     checkpoint, notes = _start(run, wish)
@@ -212,6 +213,16 @@ def _refuse(run: RunDir, found: Sequence[Difference], wish: Wish) -> None:
             f"{short(run.path)}: {keys} from the run that is there, which would change its result\n"
             f"{listed(found)}\n  leave it as it was, or take the change: launcher resume {short(run.path)} --force"
             " with the same overrides"
+        )
+
+
+def _refuse_edited(run: RunDir, before: Plan, wish: Wish) -> None:
+    """That config.yaml is as the run was planned with: what was edited there would change its result unseen."""
+    is_same = before.config_sha256 in ("", config_digest(run.config.read_text(encoding="utf-8")))
+    if not is_same and not wish.force:
+        raise LauncherError(
+            f"{short(run.config)}: was edited since the run was planned, which may change its result\n  put it back "
+            f"and give changes as overrides, or take it as it is: launcher resume {short(run.path)} --force"
         )
 
 

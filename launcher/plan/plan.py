@@ -88,6 +88,8 @@ class Plan:
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
     launch: dict[str, Any] = field(default_factory=dict)
+    config_sha256: str = ""
+    """Of config.yaml: a file that was edited since isn't the run's any more."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -216,7 +218,8 @@ def solve_again(config: Config, plan: Plan, facts: Facts | None = None, *, nodes
         config = replace(config, batch=_kept(config.batch, plan.global_batch_size, plan.micro_batch_size))
     solved = make_plan(config, facts or Facts(**plan.facts), world=world)
     notes = list(dict.fromkeys([*plan.notes, *solved.notes]))
-    return replace(solved, cwd=plan.cwd, pythonpath=plan.pythonpath, launch=plan.launch, notes=notes)
+    kept = {name: getattr(plan, name) for name in ("cwd", "pythonpath", "launch", "config_sha256")}
+    return replace(solved, **kept, notes=notes)
 
 
 def _kept(config: BatchConfig, global_batch_size: int, micro_batch_size: int | None) -> BatchConfig:

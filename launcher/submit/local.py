@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.lock import holding
 from launcher.observe.progress import follow
 from launcher.outcome import LISTENER, RENDEZVOUS, SCRATCH, choose_scratch, of_stop, record, take_left
-from launcher.plan.mesh import available_cores
+from launcher.plan.mesh import available_cores, least_nodes
 from launcher.plan.plan import Plan
 from launcher.process import PARENT, STOP_SIGNALS
 from launcher.run_dir import RunDir, State, writing
 from launcher.submit.base import Launch, node_argv, node_environment
 
+TOO_FEW_FOR = 60.0
+"""Seconds with too few agents after which those that are left are waiting in vain."""
 OTHERS_WITHIN = 15.0
 """Seconds that other nodes are given to end once the first one has."""
 
@@ -40,7 +43,7 @@ class Local:
     """This machine, where a run of several nodes has all of them."""
 
     def __init__(self, config: Config) -> None:
-        pass
+        self._config = config
 
     def render(self, run: RunDir, plan: Plan) -> Launch:
         if plan.nodes > 1 and plan.device == "cuda":
@@ -59,12 +62,43 @@ class Local:
             others = {f"agent_{number}": one.agent.pid for number, one in enumerate(nodes[1:], 1)}
             pids = {"launcher": os.getpid(), "agent": first.pid, **others}
             run.write_status(state=State.submitted, pids=pids, exit_code=None, error=None)
-            follow(run.path, lambda: first.poll() is None, live=live, console=console)
+            meets = Meets([one.agent for one in nodes], least_nodes(self._config.cluster))
+            follow(run.path, lambda: first.poll() is None and meets.can(), live=live, console=console)
+            if not meets.can():
+                return _never_met(run, nodes)
             code = first.wait()
             for other in nodes[1:]:
                 with suppress(subprocess.TimeoutExpired):
                     other.agent.wait(OTHERS_WITHIN)
         return _outcome(run, code, nodes[0].log, signals)
+
+
+class Meets:
+    """Whether enough of the agents live for them to meet: the first one waits for those that have ended before."""
+
+    def __init__(self, agents: "list[subprocess.Popen[bytes]]", least: int) -> None:
+        self._agents, self._least = agents, least
+        self._since: float | None = None
+
+    def can(self) -> bool:
+        """False once too few have lived for longer than a run needs to see that for itself."""
+        if sum(agent.poll() is None for agent in self._agents) >= self._least:
+            self._since = None
+            return True
+        now = time.monotonic()
+        self._since = self._since or now
+        return now - self._since < TOO_FEW_FOR or self._agents[0].poll() is not None
+
+
+def _never_met(run: RunDir, nodes: list[Node]) -> int:
+    """Ends a run whose nodes can't meet any more. Returns its exit code."""
+    ended = [(number, one.agent.poll()) for number, one in enumerate(nodes) if one.agent.poll() is not None]
+    said = ", ".join(f"that of node {number} with {code}: see {nodes[number].log}" for number, code in ended)
+    nodes[0].agent.kill()
+    nodes[0].agent.wait()
+    reason = f"agents have ended before all had met: {said}"
+    record(run, state=State.failed, exit_code=Exit.RANK_FAILED, error={"rank": None, "reason": reason})
+    return int(Exit.RANK_FAILED)
 
 
 def _starts(run: RunDir, plan: Plan, launch: Launch) -> Iterator[AbstractContextManager[Node]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from launcher.process import children
@@ -17,6 +18,8 @@ it in the signal's own handler, in C: also where the process waits in a collecti
 
 WRITTEN_WITHIN = 3.0
 """Seconds that stacks are waited for: a process that the system doesn't let run writes none."""
+ALL_WITHIN = 9.0
+"""Seconds that all stacks of a node are waited for: an agent that is silent for long is taken for lost."""
 _LOOK_EVERY = 0.05
 _RECORDER_LOOKS_EVERY = 1.5
 
@@ -62,23 +65,25 @@ def write_stacks(logs: Mapping[int, Path], processes: Mapping[int, int], why: st
         processes: the id of each rank's process.
         why: a line above them.
     """
-    _ask({logs[rank]: process for rank, process in processes.items()}, why)
-    for rank, process in processes.items():
-        for worker in children(process):
-            _ask({logs[rank]: worker}, f"loader worker (process {worker}):")
+    end = time.monotonic() + ALL_WITHIN
+    _ask({logs[rank]: process for rank, process in processes.items()}, why, end)
+    workers = {logs[rank]: children(process) for rank, process in processes.items()}
+    for turn in zip_longest(*workers.values()):  # two would write over each other
+        asked = {log: worker for log, worker in zip(workers, turn, strict=True) if worker is not None}
+        _ask(asked, "loader worker (process {process}):", end)
 
 
-def _ask(processes: Mapping[Path, int], why: str) -> None:
+def _ask(processes: Mapping[Path, int], why: str, end: float) -> None:
     waiting: dict[Path, int] = {}
     for log, process in processes.items():
         if not _catches(process):
             continue
         with suppress(OSError):  # the disk is full, or the process has ended
             with open(log, "a", encoding="utf-8") as file:
-                file.write(f"{why}\n")
+                file.write(f"{why.format(process=process)}\n")
             waiting[log] = log.stat().st_size
             os.kill(process, STACKS)
-    end, seen = time.monotonic() + WRITTEN_WITHIN, dict(waiting)
+    end, seen = min(end, time.monotonic() + WRITTEN_WITHIN), dict(waiting)
     while waiting and time.monotonic() < end:
         time.sleep(_LOOK_EVERY)
         for log, before in list(waiting.items()):

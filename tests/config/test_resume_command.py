@@ -415,6 +415,17 @@ def test_a_configuration_that_cannot_be_read_is_said(command, submitted):
     assert len(submitted) == 1
 
 
+def test_a_configuration_that_was_edited_by_hand_is_refused(command, submitted):
+    assert command("train", "hydra.run.dir=run", *TWO_RANKS).code == 75
+    before = Path("run/config.yaml").read_text()
+    Path("run/config.yaml").write_text(before.replace("seed: 0", "seed: 1"))
+    refused = command("resume", "run")
+    assert (refused.code, "config.yaml: was edited since" in refused.err) == (2, True)
+    assert command("resume", "run", "--force").code == 75
+    assert submitted[-1]["config"]["run"]["seed"] == 1
+    assert command("resume", "run").code == 75  # it is the run's from now on
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"facts": 3}'])
 def test_a_plan_that_cannot_be_read_is_said(command, submitted, text):
     run = trained(command)

@@ -102,9 +102,14 @@ def test_a_damaged_one_is_found_and_the_one_before_it_taken(run: RunDir, kind: s
     assert (run.checkpoints / "update_0000000004.damaged").is_dir()
 
 
-def test_no_whole_one_is_none(run: RunDir) -> None:
-    damage("truncated", save(run, 3).path / "__0_0.distcp")
+def test_where_all_are_damaged_none_is_touched(run: RunDir) -> None:
     assert store.newest(run, Ranks(), lambda _: None) is None
+    for update in (3, 4):
+        damage("a bit flipped", save(run, update).path / "__0_0.distcp")
+    with pytest.raises(LauncherError, match="none of the run's checkpoints can be used") as refused:
+        store.newest(run, Ranks(), lambda _: None)
+    assert str(refused.value).count("__0_0.distcp") == 2
+    assert updates(run) == [4, 3]
 
 
 def test_reading_gives_what_was_written(run: RunDir) -> None:

@@ -12,6 +12,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from launcher.errors import Exit, LauncherError
+from launcher.submit import local
+from launcher.submit.local import Meets
 from launcher.train import elastic, meeting, nodes
 from launcher.train.failures import Failure
 from launcher.train.meeting import Handler, Meeting
@@ -140,3 +142,30 @@ def test_a_node_that_is_told_to_stop_while_all_meet_ends_it_for_all(meet: Callab
         elastic._run_ranks(SimpleNamespace(is_first=False, run=Mock(side_effect=told)), other)  # type: ignore[arg-type]
     with pytest.raises(RendezvousClosedError):
         first.next_rendezvous()
+
+
+class Agent:
+    """A process that has ended or not."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_agents_that_can_not_meet_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(local.time, "monotonic", lambda: now)
+    agents = [Agent(), Agent(), Agent()]
+    meets = Meets(agents, 2)  # type: ignore[arg-type]
+    agents[1].code = -9
+    assert meets.can()
+    agents[2].code = 143
+    assert meets.can()
+    now += local.TOO_FEW_FOR - 1
+    assert meets.can()
+    now += 2
+    assert not meets.can()
+    agents[0].code = 0  # it has ended by itself
+    assert meets.can()

@@ -118,17 +118,28 @@ def _files(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
 def newest(run: RunDir, ranks: Ranks, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint of a run that is whole, which ranks find out together; None: there is none.
 
-    One that is damaged is told to `say`, and put aside under another name. What killed saves have left is removed.
+    One that is damaged is told to `say`, and put aside under another name where there is one before it. What killed
+    saves have left is removed.
+
+    Raises:
+        LauncherError: all that there are are damaged; they stay.
     """
     if ranks.rank == 0:
         checkpoints.clear_unfinished(run)
     (paths, *_) = ranks.all([one.path for one in checkpoints.completed(run)] if ranks.rank == 0 else None)
+    damaged: dict[Checkpoint, str] = {}
     for one in map(Checkpoint, paths):
         problems = ranks.all(one.problem(part=ranks.rank, parts=ranks.size))
         problem = next((said for said in problems if said is not None), None)
         if problem is None:
+            for each, why in damaged.items():
+                say(f"the checkpoint of update {each.update} is damaged, and the one before it is taken: {why}")
+                if ranks.rank == 0:
+                    checkpoints.put_aside(each)
             return one
-        say(f"the checkpoint of update {one.update} is damaged, and the one before it is taken: {problem}")
-        if ranks.rank == 0:
-            checkpoints.put_aside(one)
+        damaged[one] = problem
+    if damaged:
+        text = "\n  ".join(damaged.values())
+        hint = f"without {run.checkpoints} the run starts from the beginning"
+        raise LauncherError(f"none of the run's checkpoints can be used\n  {text}\n  {hint}")
     return None
