@@ -145,7 +145,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    ("what", "name"), [*(("train", name) for name in MISTAKES), ("plan", "unknown key"), ("plan", "contradiction")]
+    ("what", "name"),
+    [
+        *(pytest.param("train", name, marks=pytest.mark.thorough) for name in MISTAKES),
+        ("plan", "unknown key"),
+        ("plan", "contradiction"),
+    ],
 )
 def test_a_mistake_is_refused_with_one_message(command, monkeypatch, what, name):
     monkeypatch.delenv("NOT_SET", raising=False)
