@@ -84,8 +84,8 @@ def plan(argv: Sequence[str]) -> int:
     table = None if picture is None else timetable(made)
     if console is not None:
         print_plan(made, short(where), console)
-        if made.launch.get("script"):
-            console.print(made.launch["script"], markup=False, highlight=False, soft_wrap=True, end="")
+        if made.launch.get("script_text"):
+            console.print(made.launch["script_text"], markup=False, highlight=False, soft_wrap=True, end="")
     if picture is not None and table is not None:
         draw(made, table, picture, console)
     if as_json:

@@ -22,7 +22,9 @@ class Launch:
     environment: dict[str, str]
     """What is set beside the environment that the command is given in."""
     script: str | None = None
-    """A batch script that was rendered, where there is one."""
+    """Where the batch script lies, if there is one."""
+    script_text: str | None = None
+    """The script itself."""
     docker: list[list[str]] | None = None
 
 

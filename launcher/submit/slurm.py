@@ -18,6 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, State, write_atomic
 from launcher.submit.base import Launch, node_argv, node_environment
 
+SCRIPT = "job.sbatch"
 LEAD = 30.0
 """Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
 ASK_EVERY = 2.0
@@ -35,7 +36,8 @@ class Slurm:
         environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
         command = node_argv(run.path)
         script = "".join(f"{line}\n" for line in self._lines(run, plan, command, environment))
-        return Launch([command] * plan.nodes, environment, script=script)
+        path = str(run.path / SCRIPT)
+        return Launch([command] * plan.nodes, environment, script=path, script_text=script)
 
     def _lines(self, run: RunDir, plan: Plan, command: list[str], environment: dict[str, str]) -> Iterator[str]:
         slurm = self._slurm
@@ -90,9 +92,9 @@ class Slurm:
         Raises:
             LauncherError: Slurm refuses it, in its own words, or isn't there.
         """
-        assert launch.script is not None
-        path = run.path / "job.sbatch"
-        write_atomic(path, launch.script)
+        assert launch.script_text is not None
+        path = run.path / SCRIPT
+        write_atomic(path, launch.script_text)
         _sbatch("--test-only", str(path))
         let_go(run)
         said = _sbatch("--parsable", str(path))

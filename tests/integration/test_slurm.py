@@ -95,7 +95,8 @@ def test_two_nodes_of_two_ranks_each(tmp_path: Path, queue: Queue) -> None:
     assert done.weights()["w"] == [pytest.approx(SAMPLES - 2.5)]  # the mean of the last four
     assert re.search(r"job \d+, start 1 on (node\d) (?!\1)node\d", queue.log(tmp_path))
     assert queue.ended() == "COMPLETED"
-    assert (done.run / "job.sbatch").read_text() == done.json("plan.json")["launch"]["script"]
+    planned = done.json("plan.json")["launch"]
+    assert Path(planned["script"]).read_text() == planned["script_text"]
 
 
 def test_what_cannot_be_is_refused_in_slurms_words(tmp_path: Path, queue: Queue) -> None:

@@ -74,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def script(run: RunDir, *overrides: str) -> str:
     config = parse(config_text(*KEYS, *overrides))
     plan = replace(make_plan(config, Facts()), cwd="/home/me/my code")
-    text = Slurm(config).render(run, plan).script
+    text = Slurm(config).render(run, plan).script_text
     assert text is not None
     return text
 
