@@ -70,7 +70,8 @@ def test_j04_a_service_that_does_not_answer_stops_nothing(tmp_path, monkeypatch,
     assert is_complete(done)
     status = done.json("status.json")
     assert status["state"] == "finished"
-    assert "recorded offline" in status["tracker"]
+    # which of the two a busy machine decides
+    assert any(said in status["tracker"] for said in ("recorded offline", "not done after"))
     assert f"tracker {status['tracker'][:20]}" in done.out
     assert (done.run / "logs" / "rank_0.log").read_text(encoding="utf-8").count("tracker: ") == 1
     assert "tracker: " not in (done.run / "logs" / "rank_1.log").read_text(encoding="utf-8")
