@@ -60,6 +60,8 @@ class SlurmConfig:
     """Runs the agents in this image (the pyxis plugin's --container-image). It has to hold this package."""
     container_mounts: list[str] = field(default_factory=list)
     """Its --container-mounts, as in `[/data:/data]`; the run's folder has to be among them."""
+    array_parallelism: int | None = None
+    """How many runs of a sweep run at a time; null: as many as Slurm finds room for."""
     sbatch: list[str] = field(default_factory=list)
     """Further options of sbatch, a line each, as in `[--mail-type=END]`."""
     srun: list[str] = field(default_factory=list)

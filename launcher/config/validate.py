@@ -197,7 +197,7 @@ def _check_slurm(slurm: SlurmConfig) -> None:
         seconds(slurm.signal_before, "submit.slurm.signal_before")
     if slurm.gres is not None and slurm.gpus_per_node is not None:
         raise ConfigError("submit.slurm.gres", slurm.gres, "stands beside gpus_per_node: give one of them")
-    for key, least in (("requeue", 0), ("cpus_per_task", 1), ("gpus_per_node", 0)):
+    for key, least in (("requeue", 0), ("cpus_per_task", 1), ("gpus_per_node", 0), ("array_parallelism", 1)):
         value = getattr(slurm, key)
         if value is not None and value < least:
             raise ConfigError(f"submit.slurm.{key}", value, f"must be at least {least}")

@@ -1,9 +1,10 @@
-"""Slurm: a batch script in the run's folder, which is queued. The run outlives the command that gave it."""
+"""Slurm: a batch script in the run's folder, which is queued. The run outlives the command that gave it. The runs of a
+sweep are one array, whose script lies in the sweep's folder."""
 
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -34,31 +35,49 @@ class Slurm:
 
     def render(self, run: RunDir, plan: Plan) -> Launch:
         environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
-        command = node_argv(run.path)
-        script = "".join(f"{line}\n" for line in self._lines(run, plan, command, environment))
+        command, options = node_argv(run.path), [f"--output={run.logs}/slurm_%j.out", *self.options(plan)]
+        what = [f"command=({shlex.join(command)})"]
         path = str(run.path / SCRIPT)
-        return Launch([command] * plan.nodes, environment, script=path, script_text=script)
+        return Launch(
+            [command] * plan.nodes, environment, script=path, script_text=self._script(options, plan, environment, what)
+        )
 
-    def _lines(self, run: RunDir, plan: Plan, command: list[str], environment: dict[str, str]) -> Iterator[str]:
+    def render_array(self, folder: Path, runs: Sequence[RunDir], plan: Plan) -> str:
+        """The script of one array for `runs`, which ask for the same as `plan` does. Its output goes below `folder`."""
+        environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
+        most = self._slurm.array_parallelism
+        array = f"--array=0-{len(runs) - 1}" + ("" if most is None else f"%{most}")
+        options = [array, f"--output={folder}/logs/slurm_%A_%a.out", *self.options(plan)]
+        *agent, _ = node_argv(Path())
+        what = [
+            f"runs=({shlex.join(str(run.path) for run in runs)})",
+            f'command=({shlex.join(agent)} "${{runs[$SLURM_ARRAY_TASK_ID]}}")',
+        ]
+        return self._script(options, plan, environment, what)
+
+    def _script(self, options: list[str], plan: Plan, environment: dict[str, str], what: list[str]) -> str:
+        return "".join(f"{line}\n" for line in self._lines(options, plan, environment, what))
+
+    def _lines(self, options: list[str], plan: Plan, environment: dict[str, str], what: list[str]) -> Iterator[str]:
         slurm = self._slurm
+        name = _NO_NAME.sub("_", self._config.run.name) or "launcher"
         yield "#!/usr/bin/env bash"
-        yield from (f"#SBATCH {_quoted(option)}" for option in self._options(run, plan))
+        yield from (f"#SBATCH {_quoted(option)}" for option in [f"--job-name={name}", *options])
         yield ""
         yield f"cd {shlex.quote(plan.cwd)} || exit"
         yield from (f"export {name}={shlex.quote(value)}" for name, value in environment.items())
         for name, _, value in (one.partition("=") for one in slurm.env):
             yield f"export {name}={shlex.quote(value)}"
         yield from slurm.setup
-        yield f"command=({shlex.join(command)})"
+        yield from what
         yield f"srun_options=({shlex.join(self._srun_options())})"
         yield f"max_requeues={slurm.requeue}"
         yield ""
         yield body().rstrip("\n")
 
-    def _options(self, run: RunDir, plan: Plan) -> Iterator[str]:
-        slurm, config = self._slurm, self._config
-        yield f"--job-name={_NO_NAME.sub('_', config.run.name) or 'launcher'}"
-        yield f"--output={run.logs}/slurm_%j.out"
+    def options(self, plan: Plan) -> Iterator[str]:
+        """What the job asks for, but for its name and its output."""
+        slurm = self._slurm
         yield "--open-mode=append"
         yield f"--nodes={plan.nodes}"
         yield "--ntasks-per-node=1"
@@ -93,16 +112,10 @@ class Slurm:
             LauncherError: Slurm refuses it, in its own words, or isn't there.
         """
         assert launch.script_text is not None
-        path = run.path / SCRIPT
-        write_atomic(path, launch.script_text)
-        _sbatch("--test-only", str(path))
+        run.write_status(state=State.submitted, job=None, pids={}, exit_code=None, error=None)
         let_go(run)
-        said = _sbatch("--parsable", str(path))
-        found = _SUBMITTED.match(said)
-        if found is None:
-            raise LauncherError(f"sbatch gave no job: {said!r}")
-        job = found[1]
-        run.write_status(state=State.submitted, job={"id": job}, pids={}, exit_code=None, error=None)
+        job = queue(run.path / SCRIPT, launch.script_text)
+        say_job(run, job)
         console.print(f"[bold green]submitted[/bold green]  job {job}", highlight=False)
         console.print(f"cancel  scancel {job}", highlight=False)
         if not self._config.submit.wait:
@@ -111,11 +124,31 @@ class Slurm:
 
     def _wait(self, run: RunDir, job: str, console: Console, *, live: bool) -> int:
         try:
-            follow(run.path, lambda: not _has_ended(job), live=live, console=console, every=ASK_EVERY)
+            follow(run.path, lambda: not has_ended(job), live=live, console=console, every=ASK_EVERY)
         except KeyboardInterrupt:
             console.print(f"job {job} runs on; cancel it with scancel {job}", highlight=False)
             return 128 + 2
         return settle_status(run, job)
+
+
+def queue(path: Path, script: str, *options: str) -> str:
+    """Writes a batch script and queues it. Returns the job's number.
+
+    Raises:
+        LauncherError: Slurm refuses it, in its own words, or isn't there.
+    """
+    write_atomic(path, script)
+    sbatch("--test-only", *options, str(path))
+    said = sbatch("--parsable", *options, str(path))
+    found = _SUBMITTED.match(said)
+    if found is None:
+        raise LauncherError(f"sbatch gave no job: {said!r}")
+    return found[1]
+
+
+def say_job(run: RunDir, job: str) -> None:
+    """Records the job of a run, which may have begun a moment ago."""
+    run.write_status(state=State(run.read_status()["state"]), job={"id": job})
 
 
 def settle_status(run: RunDir, job: str) -> int:
@@ -131,12 +164,13 @@ def settle_status(run: RunDir, job: str) -> int:
     return code
 
 
-def _has_ended(job: str) -> bool:
+def has_ended(job: str) -> bool:
+    """Whether Slurm says so, or doesn't know the job any more."""
     known = slurm_job.look_up(job)
     return known is None or known.has_ended
 
 
-def _sbatch(*arguments: str) -> str:
+def sbatch(*arguments: str) -> str:
     """What sbatch says on its output. Raises LauncherError with Slurm's own words."""
     try:
         done = subprocess.run(

@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from launcher.config.choices import SubmitKind
 from launcher.config.compose import Arguments, compose_member, make_importable
-from launcher.errors import ConfigError, Exit, LauncherError
-from launcher.plan.facts import ask_all
+from launcher.errors import Exit, LauncherError
+from launcher.plan.facts import Facts, ask_all
 from launcher.prepare import Draft, Prepared, draft, folder, settle
 from launcher.run_dir import RunDir, State
 
@@ -60,6 +60,11 @@ class Member:
     def refuse(self, error: LauncherError) -> None:
         """Records that this member can't run."""
         self.state, self.exit_code, self.reason = State.failed, int(error.exit_code), str(error)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it is a job of Slurm."""
+        return self.drafted is not None and self.drafted.config.submit.kind is SubmitKind.slurm
 
     @property
     def planned(self) -> dict[str, Any] | None:
@@ -130,16 +135,15 @@ def plan_members(
             if place is not None:
                 place(member)
             drafts[member.num] = member.drafted = draft(member.composed, *FOLDER)
-            if drafts[member.num].config.submit.kind is SubmitKind.slurm:
-                why = "queues single runs so far, and no sweep"
-                raise ConfigError("submit", "slurm", why, hint="submit=local, or one command for each run")
             member.where = folder(member.composed, *FOLDER)
         except LauncherError as error:
             problems[member.num] = error
     if drafts and (keep_going or not problems):
         pythonpath = make_importable(arguments)
-        answers = ask_all([one.text for one in drafts.values()], pythonpath)
-        for num, facts in zip(drafts, answers, strict=True):
+        here = {num: one for num, one in drafts.items() if one.config.submit.kind is not SubmitKind.slurm}
+        answers = dict(zip(here, ask_all([one.text for one in here.values()], pythonpath) if here else [], strict=True))
+        for num in drafts:
+            facts = answers.get(num, Facts())
             try:
                 if isinstance(facts, LauncherError):
                     raise facts

@@ -1,11 +1,11 @@
 """A sweep from its command to its end, through Hydra's sweeper and its launcher plugin."""
 
-import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from hydra._internal.callbacks import Callbacks
@@ -14,34 +14,31 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
-from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict
 from rich.console import Console
 
 from launcher.config.choices import Retry
-from launcher.config.compose import Arguments, compose, make_importable
+from launcher.config.compose import Arguments, compose
 from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.prepare import folder, short
 from launcher.report.show import print_verdict
 from launcher.report.write import HTML, write_report
-from launcher.resume import Wish, going_on
 from launcher.run_dir import State, to_json
+from launcher.sweep.array import check_array, submit_array, submit_report, wait_for
 from launcher.sweep.members import FOLDER, Member, plan_members
+from launcher.sweep.mistakes import Over, sweeper_mistakes
 from launcher.sweep.record import RESUME, Record, SweepFolder
 from launcher.sweep.show import headline, print_end, print_left, print_plans, print_start, print_summary
 from launcher.sweep.signals import SignalsNoted
+from launcher.sweep.start import make_ready, run_here
 
 PLUGIN = "hydra_plugins.launcher_submit.SubmitLauncher"
 
 
 class MemberFailed(LauncherError):
     """A member without a result, as a sweeper sees it."""
-
-
-class _Over(Exception):
-    """Leaves a sweeper in the middle: it was interrupted, or only its plan was wanted."""
 
 
 class Sweep:
@@ -76,6 +73,7 @@ class Sweep:
         self._fixed = self._fixed_keys()
         self._keep_going = bool(OmegaConf.select(master, "hydra.sweeper.max_failure_rate"))
         self._context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(master))
+        self._reports_later = False
         self.members: list[Member] = []
 
     def _fixed_keys(self) -> set[str]:
@@ -97,6 +95,7 @@ class Sweep:
             keep_going=self._keep_going,
             place=None if self._record is None else self._record.place,
         )
+        check_array(made)
         if self._record is not None:
             self._record.check(made)
             for member in made:
@@ -107,7 +106,7 @@ class Sweep:
     def _sweeper(self) -> Sweeper:
         """The sweeper of the configuration. Where it says all its runs beforehand, they are planned."""
         name = self._choices.get("hydra/sweeper")
-        with _sweeper_mistakes(name):
+        with sweeper_mistakes(name):
             sweeper = Plugins.instance().instantiate_sweeper(
                 config=self._master, hydra_context=self._context, task_function=cast(Any, self)
             )
@@ -137,9 +136,9 @@ class Sweep:
             sweeper = self._sweeper()
             if not self.members:
                 try:
-                    with _sweeper_mistakes(self._choices.get("hydra/sweeper")):
+                    with sweeper_mistakes(self._choices.get("hydra/sweeper")):
                         sweeper.sweep(list(self._master.hydra.overrides.task))
-                except _Over:
+                except Over:
                     pass
         if as_json:
             plans = [one.prepared.plan_in(one.run).to_dict() if one.prepared else None for one in self.members]
@@ -170,9 +169,9 @@ class Sweep:
         gave_up: LauncherError | None = None
         with self._signals:
             try:
-                with _sweeper_mistakes(self._choices.get("hydra/sweeper")):
+                with sweeper_mistakes(self._choices.get("hydra/sweeper")):
                     sweeper.sweep(list(self._master.hydra.overrides.task))
-            except _Over:
+            except Over:
                 pass
             except LauncherError as error:
                 if not self._files.is_open:
@@ -185,7 +184,9 @@ class Sweep:
         self._cancel_the_rest()
         callbacks.on_multirun_end(config=self._master, config_name=name)
         print_summary(self.members, self._folder, self._console)
-        if interrupted is None:  # else the end is wanted now, and `launcher report` writes it at any time
+        if (
+            interrupted is None and not self._reports_later
+        ):  # else the end is wanted now, and `launcher report` writes it at any time
             self._report()
         if gave_up is not None and not isinstance(gave_up, MemberFailed):
             print(f"launcher train: {gave_up}", file=sys.stderr)
@@ -196,38 +197,69 @@ class Sweep:
         is_planned = first < len(self.members)
         members = self.members[first : first + len(batch)] if is_planned else self._plan_batch(batch)
         if self._only_plan:
-            raise _Over
+            raise Over
         if not is_planned:
             self._print_plans(members, whole=False)
             self._open()
+        if any(member.is_queued for member in members):
+            self._queue(members, can_wait=is_planned)
+            return [self._returned(member, is_planned=is_planned) for member in members]
         returns = []
         for member in members:
             if self._signals.first is not None:
-                raise _Over
-            done = self._start(member)
-            if is_planned and done.status is JobStatus.FAILED:
-                # Hydra's basic sweeper ends at the first value that it can't read
-                done = replace(done, status=JobStatus.COMPLETED, _return_value=None)
-            returns.append(done)
+                raise Over
+            if member.is_left and member.prepared is not None:
+                self._start(member)
+            returns.append(self._returned(member, is_planned=is_planned))
         if self._signals.first is not None:
-            raise _Over
+            raise Over
         return returns
 
-    def _start(self, member: Member) -> JobReturn:
-        """Runs one member to its end, where it is left to run, and records what became of it."""
-        if not member.is_left:
-            return JobReturn(overrides=member.overrides, status=JobStatus.COMPLETED, _return_value=member.metric)
-        if member.prepared is None:
-            error = MemberFailed(f"{member.name} can't work: {member.reason}")
+    def _returned(self, member: Member, *, is_planned: bool) -> JobReturn:
+        """What the sweeper is told of a member."""
+        if member.has_failed or member.state is State.stopped:
+            if is_planned:  # Hydra's basic sweeper ends at the first value that it can't read
+                return JobReturn(overrides=member.overrides, status=JobStatus.COMPLETED, _return_value=None)
+            why = headline(member.reason) if member.reason else member.state.value
+            error = MemberFailed(f"{member.name} ended with {member.exit_code}: {why}")
             return JobReturn(overrides=member.overrides, status=JobStatus.FAILED, _return_value=error)
-        assert member.composed is not None
+        return JobReturn(overrides=member.overrides, status=JobStatus.COMPLETED, _return_value=member.metric)
+
+    def _queue(self, members: Sequence[Member], *, can_wait: bool) -> None:
+        """Queues what is left of a batch as one array of Slurm, and follows it where submit.wait asks for that."""
+        left = [member for member in members if member.is_left and member.prepared is not None]
+        waits = any(member.drafted is not None and member.drafted.config.submit.wait for member in left)
+        if not waits and not can_wait:
+            problem = "a sweeper that chooses its runs by results needs them"
+            raise ConfigError("submit.wait", "false", problem, hint="submit.wait=true")
+        for member in left:
+            self._in_hydra(member, partial(make_ready, member, self._arguments, self._console))
+        if not left:
+            return
+        array = submit_array(left, self._folder, self._console)
+        self._write()
+        if waits:
+            wait_for(array, self._console, lambda: self._signals.first is not None, self._write)
+        else:
+            submit_report(array, self._folder, self._console)
+            self._reports_later = True
+
+    def _start(self, member: Member) -> None:
+        """Runs one member to its end, and records what became of it."""
         print_start(member, self._console)
         member.begin()
         self._write()
+        self._in_hydra(member, partial(run_here, member, self._arguments, self._console))
+        print_end(member, self._console)
+        self._write()
+
+    def _in_hydra(self, member: Member, task: Callable[[], None]) -> None:
+        """Does `task` in the folder of a member, as Hydra would. What goes wrong is the member's."""
+        assert member.composed is not None
         try:
             done = run_job(
                 hydra_context=self._context,
-                task_function=lambda _: self._run(member),
+                task_function=lambda _: task(),
                 config=member.composed,
                 job_dir_key=FOLDER[0],
                 job_subdir_key=FOLDER[1],
@@ -237,47 +269,12 @@ class Sweep:
             done = JobReturn(overrides=member.overrides, status=JobStatus.FAILED, _return_value=refused)
         finally:
             configure_log(self._master.hydra.hydra_logging, self._master.hydra.verbose)
-        raised = done._return_value
-        if done.status is JobStatus.FAILED and not isinstance(raised, MemberFailed):
+        if done.status is JobStatus.FAILED:
+            raised = done._return_value
             if not isinstance(raised, LauncherError):
                 traceback.print_exception(raised)
                 raised = LauncherError(f"{type(raised).__name__}: {raised}")
             member.refuse(raised)
-        print_end(member, self._console)
-        self._write()
-        return done
-
-    def _run(self, member: Member) -> float | None:
-        """Starts a member's ranks and follows them. Returns its metric.
-
-        Raises:
-            MemberFailed: it didn't finish.
-        """
-        run = member.run
-        code = self._go_on(member) if run.config.exists() else self._run_new(member)
-        member.take_end()
-        member.exit_code = code
-        if code != Exit.FINISHED:
-            why = headline(member.reason) if member.reason else member.state.value
-            raise MemberFailed(f"{member.name} ended with {code}: {why}")
-        return member.metric
-
-    def _run_new(self, member: Member) -> int:
-        assert member.prepared is not None
-        assert member.composed is not None
-        run, prepared = member.run, member.prepared
-        plan = prepared.plan_in(run)
-        run.create(prepared.text, to_json(plan.to_dict()))
-        live = bool(member.composed.logging.progress)
-        launch = prepared.backend.render(run, plan)
-        return prepared.backend.submit(run, plan, launch, self._console, live=live)
-
-    def _go_on(self, member: Member) -> int:
-        """Goes on with a member from its newest checkpoint, or from its beginning where there is none."""
-        assert member.drafted is not None
-        folders = make_importable(self._arguments)
-        with going_on(member.run, member.drafted, folders, Wish(), self._console) as accepted:
-            return int(Exit.FINISHED) if accepted is None else accepted.run_it(self._console)
 
     def _print_plans(self, members: Sequence[Member], *, whole: bool) -> None:
         """Prints what is left to run."""
@@ -330,18 +327,3 @@ class Sweep:
 
 def _as_sweep(arguments: Arguments) -> Arguments:
     return replace(arguments, overrides=[*arguments.overrides, "hydra.mode=MULTIRUN"])
-
-
-@contextmanager
-def _sweeper_mistakes(name: str | None) -> Iterator[None]:
-    """What a sweeper can't work with, in one message."""
-    try:
-        yield
-    except (LauncherError, _Over):
-        raise
-    except HydraException as error:
-        raise LauncherError(f"hydra/sweeper={name}: {error}") from error
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        raise LauncherError(f"hydra/sweeper={name}: {type(error).__name__}: {error}") from error

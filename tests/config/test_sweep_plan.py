@@ -202,7 +202,9 @@ def test_the_line_that_names_a_failure(reason, line):
     assert headline(reason) == line
 
 
-def test_a_sweep_on_slurm_is_refused(command) -> None:
-    said = command("plan", "-m", "submit=slurm", "run.seed=1,2")
-    assert said.code == 2
-    assert "submit=slurm: queues single runs so far, and no sweep" in said.err
+def test_a_sweep_on_slurm_is_one_array_or_none(command) -> None:
+    assert command("plan", "-m", "submit=slurm", "cluster.device=cpu", "run.seed=1,2").code == 0
+    mixed = command("plan", "-m", "submit=slurm,local", "cluster.device=cpu")
+    assert (mixed.code, "all runs of a sweep start in one place" in mixed.err) == (2, True)
+    sizes = command("plan", "-m", "submit=slurm", "cluster.device=cpu", "submit.slurm.mem=1G,2G")
+    assert (sizes.code, "--mem=1G, --mem=2G" in sizes.err) == (2, True)

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "observe": GROUND | {"config"},
     "report": GROUND | {"config", "observe"},
     "submit": GROUND | {"config", "plan", "observe"},
-    "sweep": GROUND | {"config", "plan", "observe", "report", "prepare", "resume"},
+    "sweep": GROUND | {"config", "plan", "observe", "report", "prepare", "resume", "submit"},
     "tasks": GROUND,
     "optim": GROUND,
     "models": GROUND,

@@ -1,0 +1,126 @@
+"""The runs of a sweep as one array of Slurm: what is left is queued at once, and a last job writes the report."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.plan.plan import Plan
+from launcher.prepare import short
+from launcher.run_dir import State, writing
+from launcher.submit.slurm import ASK_EVERY, Slurm, has_ended, queue, say_job, settle_status
+from launcher.sweep.members import Member
+from launcher.sweep.show import print_end
+
+SCRIPT, REPORT = "array.sbatch", "report.sbatch"
+_OF_REPORT = ("partition", "account", "qos", "reservation")
+"""Options that the job of the report has in common with the runs."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """The jobs of members, in their order."""
+
+    job: str
+    members: tuple[Member, ...]
+
+    def job_of(self, member: Member) -> str:
+        """Slurm's name for the job of one member."""
+        return f"{self.job}_{self.members.index(member)}"
+
+
+def check_array(members: Sequence[Member]) -> None:
+    """That the members can be one array.
+
+    Raises:
+        ConfigError: some run elsewhere, or they ask for different things.
+    """
+    queued = [one for one in members if one.is_queued]
+    if queued and len(queued) < sum(one.drafted is not None for one in members):
+        raise ConfigError("submit", "slurm", "all runs of a sweep start in one place: some of these are not for Slurm")
+    planned = [one for one in queued if one.prepared is not None]
+    for other in planned[1:]:
+        asked = [set(_backend(one).options(_plan(one))) for one in (planned[0], other)]
+        if asked[0] != asked[1]:
+            differing = ", ".join(sorted(asked[0] ^ asked[1]))
+            text = f"{other.name} asks Slurm for other things than {planned[0].name}: {differing}"
+            raise LauncherError(f"{text}\n  runs of one array ask for the same; give these a sweep of their own")
+
+
+def submit_array(members: Sequence[Member], folder: Path, console: Console) -> Array:
+    """Queues members whose folders are there. Raises LauncherError: Slurm refuses them."""
+    first = members[0]
+    logs = folder / "logs"
+    with writing(logs):
+        logs.mkdir(exist_ok=True)
+    script = _backend(first).render_array(folder, [one.run for one in members], _plan(first))
+    made = Array(queue(folder / SCRIPT, script), tuple(members))
+    for one in members:
+        say_job(one.run, made.job_of(one))
+        one.state = State.submitted
+    console.print(f"[bold green]submitted[/bold green]  job {made.job}, an array of {len(members)}", highlight=False)
+    console.print(f"cancel  scancel {made.job}", highlight=False)
+    return made
+
+
+def submit_report(array: Array, folder: Path, console: Console) -> None:
+    """Queues the job that writes the sweep's report once all have ended, however they do. Raises LauncherError."""
+    first = array.members[0]
+    assert first.drafted is not None
+    slurm, plan = first.drafted.config.submit.slurm, _plan(first)
+    environment = _backend(first).render(first.run, plan).environment
+    options = [f"--{name}={value}" for name in _OF_REPORT if (value := getattr(slurm, name)) is not None]
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {one}" for one in ("--job-name=report", f"--output={folder}/logs/report_%j.out", *options)),
+        "",
+        f"cd {shlex.quote(plan.cwd)} || exit",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        f"exec {shlex.join([sys.executable, '-m', 'launcher', 'report', str(folder)])}",
+    ]
+    after = (f"--dependency=afterany:{array.job}", "--kill-on-invalid-dep=yes")
+    job = queue(folder / REPORT, "\n".join([*lines, ""]), *after)
+    console.print(f"report  {short(folder)}/report.html, by job {job} once all have ended", highlight=False)
+
+
+def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], changed: Callable[[], None]) -> bool:
+    """Says how each member ends, as it does. False: the user left; the jobs run on.
+
+    Args:
+        interrupted: whether the user wants to leave.
+        changed: called when a member has ended.
+    """
+    left = list(array.members)
+    try:
+        while left and not interrupted():
+            for member in [one for one in left if has_ended(array.job_of(one))]:
+                member.exit_code = settle_status(member.run, array.job_of(member))
+                member.take_end()
+                console.print(f"[bold]run {member.num}[/bold]  ", end="", highlight=False)
+                print_end(member, console)
+                changed()
+                left.remove(member)
+            time.sleep(ASK_EVERY if left else 0)
+    except KeyboardInterrupt:
+        pass
+    if left:
+        console.print(f"job {array.job} runs on; cancel it with scancel {array.job}", highlight=False)
+    return not left
+
+
+def _backend(member: Member) -> Slurm:
+    assert member.prepared is not None
+    backend = member.prepared.backend
+    if not isinstance(backend, Slurm):
+        raise LauncherError(f"{member.name} is no job of Slurm")
+    return backend
+
+
+def _plan(member: Member) -> Plan:
+    assert member.prepared is not None
+    return member.prepared.plan
