@@ -10,8 +10,9 @@ from scalar import Targets
 
 
 class Paced(Targets):
-    """Reading a sample takes `seconds`; that of number `at` does `how`: hang, kill (by SIGKILL) or term (by SIGTERM, as
-    a process that has no handler for it). `once`: a file that keeps it from doing so again."""
+    """Reading a sample takes `seconds`; that of number `at` does `how`: hang, kill (by SIGKILL), term (by SIGTERM, as a
+    process that has no handler for it) or fail, unless the variable TOLD_TO_FAIL says no. `once`: a file that keeps it
+    from doing so again."""
 
     def __init__(self, targets: list[Any], seconds: float = 0.1, at: int = -1, how: str = "", once: str = "") -> None:
         super().__init__(targets)
@@ -28,6 +29,10 @@ class Paced(Targets):
     def _do(self) -> None:
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "fail":
+            if os.environ.get("TOLD_TO_FAIL") == "no":
+                return
+            raise RuntimeError("told to fail")
         if self.how == "term":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

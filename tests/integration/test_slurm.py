@@ -232,3 +232,50 @@ def test_the_script_can_be_queued_by_hand(tmp_path: Path, queue: Queue) -> None:
     queue.jobs.append(slurm("sbatch", "--parsable", str(done.run / "job.sbatch")))
     assert queue.ended() == "COMPLETED"
     assert_finished(tmp_path)
+
+
+def sweep(queue: Queue, folder: Path, *overrides: str) -> Done:
+    made = ("submit=slurm", "submit.slurm.time=5", f"hydra.sweep.dir={folder / 'sweep'}", "hydra.run.dir=none")
+    done = launch(folder, "train", "-m", *made, *overrides, timeout=250, PYTHONPATH=HERE)
+    return queue.took(Done(done.code, done.out, done.err, folder / "sweep"))
+
+
+def member(done: Done, num: int) -> Done:
+    return Done(0, "", "", done.run / str(num))
+
+
+def test_a_sweep_is_one_array_whose_members_fail_alone(tmp_path: Path, queue: Queue) -> None:
+    few = ("submit.slurm.array_parallelism=2", "submit.wait=true")
+    run = [*paced(SAMPLES, *STEP_BY_STEP), "+data.train.seconds=0.02", "++data.train.how=fail"]
+    done = sweep(queue, tmp_path, *run, *few, "+data.train.at=-1,-2,5,-3,-4,-5")
+    assert done.code == 3, done.out + done.err
+    members = done.json("sweep.json")["members"]
+    assert [one["state"] for one in members] == ["finished", "finished", "failed", "finished", "finished", "finished"]
+    assert "told to fail" in members[2]["error"]
+    array = queue.jobs[-1]
+    assert "#SBATCH --array=0-5%2\n" in (done.run / "array.sbatch").read_text()
+    for num in (0, 1, 3, 4, 5):
+        one = member(done, num)
+        assert one.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
+        assert one.json("status.json")["job"]["id"] == f"{array}_{num}"
+        assert (done.run / "logs" / f"slurm_{array}_{num}.out").is_file()
+    assert (done.run / "report.html").is_file()
+    # the failed one alone, which doesn't fail again
+    resumed = (f"sweep.resume={done.run}", "sweep.retry=failed", "hydra.run.dir=none")
+    again = launch(tmp_path, "train", "-m", *resumed, PYTHONPATH=HERE, TOLD_TO_FAIL="no")
+    queue.took(again)
+    assert again.code == 0, again.out + again.err
+    assert "#SBATCH --array=0-0%2\n" in (done.run / "array.sbatch").read_text()
+    assert [one["state"] for one in done.json("sweep.json")["members"]] == ["finished"] * 6
+
+
+def test_who_does_not_wait_gets_the_report_from_a_job(tmp_path: Path, queue: Queue) -> None:
+    done = sweep(queue, tmp_path, *paced(SAMPLES, *STEP_BY_STEP), "+data.train.seconds=0.1", "run.seed=1,2")
+    assert done.code == 0, done.out + done.err
+    assert not (done.run / "report.html").exists()
+    (report,) = re.findall(r"by job (\d+) once all have ended", done.out)
+    queue.jobs.append(report)
+    assert queue.ended() == "COMPLETED"
+    assert "batch 2" in (done.run / "report.md").read_text()
+    said = launch(tmp_path, "status", "sweep")
+    assert said.out.count("finished") == 2
