@@ -165,11 +165,7 @@ def holding(run: RunDir, *, force: bool = False) -> Iterator[None]:
 
 def let_go(run: RunDir) -> None:
     """Leaves a run that this process holds to a job, which looks after it from now on."""
-    path = path_of(run)
-    with suppress(OSError):
-        holder = _read(path)
-        if holder is not None and holder.is_process(Owner.this_process()):
-            path.unlink()
+    _let_go(path_of(run), Owner.this_process(), None, run)
 
 
 def _take(path: Path, me: Owner, run: RunDir, *, force: bool) -> None:

@@ -39,10 +39,15 @@ class Arguments:
 
 
 def conf_dir() -> Path:
-    """The folder of configuration groups: inside the installed package, or at the top of a checkout."""
+    """The folder of configuration groups."""
+    return shipped("conf")
+
+
+def shipped(name: str) -> Path:
+    """A folder that comes with the package: inside it where it is installed, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def register() -> None:

@@ -66,8 +66,10 @@ def least_nodes(cluster: ClusterConfig) -> int:
     return least or nodes
 
 
-def _gpus_and_cores(submit: SubmitConfig, device: Device, asked: object, cuda_devices: int | None) -> tuple[int, int]:
-    """Those of a node: of this one, or of what Slurm is asked for."""
+def _gpus_and_cores(
+    submit: SubmitConfig, device: Device, asked: object, cuda_devices: int | None
+) -> tuple[int, int | None]:
+    """Those of a node: of this one, or of what Slurm is asked for, where cores may be left to it (None)."""
     if submit.kind is not SubmitKind.slurm:
         return visible_gpus() if cuda_devices is None else cuda_devices, available_cores()
     slurm = submit.slurm
@@ -77,7 +79,7 @@ def _gpus_and_cores(submit: SubmitConfig, device: Device, asked: object, cuda_de
             problem = "no GPUs are asked for"
             raise ConfigError("cluster.device", "cuda", problem, hint="submit.slurm.gpus_per_node=N")
         gpus = parse_count("cluster.ranks_per_node", asked)  # which Slurm's own word for GPUs doesn't say here
-    return gpus, slurm.cpus_per_task or 2
+    return gpus, slurm.cpus_per_task
 
 
 def solve_world(
@@ -99,16 +101,14 @@ def solve_world(
         problem = "there is no GPU here that torch can use"
         raise ConfigError("cluster.device", "cuda", problem, hint="cluster.device=cpu")
     asked = parse_count("cluster.ranks_per_node", cluster.ranks_per_node, allow_auto=True)
-    automatic = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores)
+    automatic = 1 if strategy is StrategyName.single else gpus if device is Device.cuda else min(2, cores or 2)
     count = automatic if asked == "auto" else asked
     if strategy is StrategyName.single and count * nodes > 1:
         raise ConfigError("strategy", "single", f"runs on one rank, not on {count * nodes}", hint="strategy=ddp")
     notes: list[str] = []
     if device is Device.cuda and count > gpus:
         raise ConfigError("cluster.ranks_per_node", count, f"there are {gpus} GPUs, and a rank needs one of its own")
-    if device is Device.cpu and submit.kind is SubmitKind.slurm:
-        cores = submit.slurm.cpus_per_task or count
-    if device is Device.cpu and count > cores:
+    if device is Device.cpu and cores is not None and count > cores:
         notes.append(f"{count} ranks share {cores} cores: right, but slower than {cores} ranks")
     return World(nodes, count, device, tuple(notes))
 

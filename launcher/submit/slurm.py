@@ -4,12 +4,14 @@ sweep are one array, whose script lies in the sweep's folder."""
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from launcher import slurm_job
+from launcher.config.compose import shipped
 from launcher.config.schema import Config
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, Exit, LauncherError
@@ -34,17 +36,13 @@ class Slurm:
         self._config, self._slurm = config, config.submit.slurm
 
     def render(self, run: RunDir, plan: Plan) -> Launch:
-        environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
         command, options = node_argv(run.path), [f"--output={run.logs}/slurm_%j.out", *self.options(plan)]
-        what = [f"command=({shlex.join(command)})"]
-        path = str(run.path / SCRIPT)
-        return Launch(
-            [command] * plan.nodes, environment, script=path, script_text=self._script(options, plan, environment, what)
-        )
+        text = self._script(options, plan, [f"command=({shlex.join(command)})"])
+        argv, path = [command] * plan.nodes, str(run.path / SCRIPT)
+        return Launch(argv, self._environment(plan), script=path, script_text=text)
 
     def render_array(self, folder: Path, runs: Sequence[RunDir], plan: Plan) -> str:
         """The script of one array for `runs`, which ask for the same as `plan` does. Its output goes below `folder`."""
-        environment = node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
         most = self._slurm.array_parallelism
         array = f"--array=0-{len(runs) - 1}" + ("" if most is None else f"%{most}")
         options = [array, f"--output={folder}/logs/slurm_%A_%a.out", *self.options(plan)]
@@ -53,27 +51,40 @@ class Slurm:
             f"runs=({shlex.join(str(run.path) for run in runs)})",
             f'command=({shlex.join(agent)} "${{runs[$SLURM_ARRAY_TASK_ID]}}")',
         ]
-        return self._script(options, plan, environment, what)
+        return self._script(options, plan, what)
 
-    def _script(self, options: list[str], plan: Plan, environment: dict[str, str], what: list[str]) -> str:
-        return "".join(f"{line}\n" for line in self._lines(options, plan, environment, what))
+    def render_report(self, folder: Path, plan: Plan) -> str:
+        """The script of a small job that writes the report of the sweep in `folder`."""
+        named = ("partition", "account", "qos", "reservation")
+        options = ["--job-name=report", f"--output={folder}/logs/report_%j.out", *self._given(named)]
+        command = [sys.executable, "-m", "launcher", "report", str(folder)]
+        return _text([*self._head(options, plan), f"exec {shlex.join(command)}"])
 
-    def _lines(self, options: list[str], plan: Plan, environment: dict[str, str], what: list[str]) -> Iterator[str]:
-        slurm = self._slurm
+    def _script(self, options: list[str], plan: Plan, what: list[str]) -> str:
         name = _NO_NAME.sub("_", self._config.run.name) or "launcher"
+        own = [f"srun_options=({shlex.join(self._srun_options())})", f"max_requeues={self._slurm.requeue}"]
+        return _text([*self._head([f"--job-name={name}", *options], plan), *what, *own, "", body().rstrip("\n")])
+
+    def _head(self, options: list[str], plan: Plan) -> Iterator[str]:
+        """What a script asks for, and what surrounds its command."""
         yield "#!/usr/bin/env bash"
-        yield from (f"#SBATCH {_quoted(option)}" for option in [f"--job-name={name}", *options])
+        yield from (f"#SBATCH {_quoted(option)}" for option in options)
         yield ""
         yield f"cd {shlex.quote(plan.cwd)} || exit"
-        yield from (f"export {name}={shlex.quote(value)}" for name, value in environment.items())
-        for name, _, value in (one.partition("=") for one in slurm.env):
+        given = (one.partition("=")[::2] for one in self._slurm.env)
+        for name, value in (*self._environment(plan).items(), *given):
             yield f"export {name}={shlex.quote(value)}"
-        yield from slurm.setup
-        yield from what
-        yield f"srun_options=({shlex.join(self._srun_options())})"
-        yield f"max_requeues={slurm.requeue}"
-        yield ""
-        yield body().rstrip("\n")
+        yield from self._slurm.setup
+
+    def _environment(self, plan: Plan) -> dict[str, str]:
+        return node_environment(plan, plan.ranks_per_node, cores=self._slurm.cpus_per_task)
+
+    def _given(self, names: Sequence[str]) -> Iterator[str]:
+        """Slurm's options of these names, where the configuration has a value."""
+        for name in names:
+            value = getattr(self._slurm, name)
+            if value is not None:
+                yield f"--{name.replace('_', '-')}={value}"
 
     def options(self, plan: Plan) -> Iterator[str]:
         """What the job asks for, but for its name and its output."""
@@ -82,10 +93,7 @@ class Slurm:
         yield f"--nodes={plan.nodes}"
         yield "--ntasks-per-node=1"
         named = ("cpus_per_task", "gpus_per_node", "gres", "mem", "partition", "account", "qos", "time")
-        for name in (*named, "constraint", "reservation", "exclude"):
-            value = getattr(slurm, name)
-            if value is not None:
-                yield f"--{name.replace('_', '-')}={value}"
+        yield from self._given((*named, "constraint", "reservation", "exclude"))
         yield f"--signal=B:USR1@{self._lead()}"
         yield "--requeue" if slurm.requeue else "--no-requeue"
         yield from slurm.sbatch
@@ -116,8 +124,7 @@ class Slurm:
         let_go(run)
         job = queue(run.path / SCRIPT, launch.script_text)
         say_job(run, job)
-        console.print(f"[bold green]submitted[/bold green]  job {job}", highlight=False)
-        console.print(f"cancel  scancel {job}", highlight=False)
+        print_job(job, "", console)
         if not self._config.submit.wait:
             return int(Exit.FINISHED)
         return self._wait(run, job, console, live=live)
@@ -126,9 +133,20 @@ class Slurm:
         try:
             follow(run.path, lambda: not has_ended(job), live=live, console=console, every=ASK_EVERY)
         except KeyboardInterrupt:
-            console.print(f"job {job} runs on; cancel it with scancel {job}", highlight=False)
+            print_left(job, console)
             return 128 + 2
         return settle_status(run, job)
+
+
+def print_job(job: str, what: str, console: Console) -> None:
+    """Says which job was queued, and how it ends. `what`: more of it."""
+    console.print(f"[bold green]submitted[/bold green]  job {job}{what}", highlight=False)
+    console.print(f"cancel  scancel {job}", highlight=False)
+
+
+def print_left(job: str, console: Console) -> None:
+    """Says to one who doesn't wait for a job any more that it runs on."""
+    console.print(f"job {job} runs on; cancel it with scancel {job}", highlight=False)
 
 
 def queue(path: Path, script: str, *options: str) -> str:
@@ -201,9 +219,10 @@ def _quoted(option: str) -> str:
     return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
 def body() -> str:
-    """What every job does, as slurm/body.sh has it: inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "slurm" / "body.sh"
-    path = inside if inside.is_file() else package.parent / "slurm" / "body.sh"
-    return path.read_text(encoding="utf-8")
+    """What every job does, as slurm/body.sh has it."""
+    return (shipped("slurm") / "body.sh").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """The runs of a sweep as one array of Slurm: what is left is queued at once, and a last job writes the report."""
 
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +11,20 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.plan.plan import Plan
 from launcher.prepare import short
 from launcher.run_dir import State, writing
-from launcher.submit.slurm import ASK_EVERY, Slurm, has_ended, queue, say_job, settle_status
+from launcher.submit.slurm import (
+    ASK_EVERY,
+    Slurm,
+    has_ended,
+    print_job,
+    print_left,
+    queue,
+    say_job,
+    settle_status,
+)
 from launcher.sweep.members import Member
 from launcher.sweep.show import print_end
 
 SCRIPT, REPORT = "array.sbatch", "report.sbatch"
-_OF_REPORT = ("partition", "account", "qos", "reservation")
-"""Options that the job of the report has in common with the runs."""
 
 
 @dataclass(frozen=True)
@@ -63,33 +68,21 @@ def submit_array(members: Sequence[Member], folder: Path, console: Console) -> A
     for one in members:
         say_job(one.run, made.job_of(one))
         one.state = State.submitted
-    console.print(f"[bold green]submitted[/bold green]  job {made.job}, an array of {len(members)}", highlight=False)
-    console.print(f"cancel  scancel {made.job}", highlight=False)
+    print_job(made.job, f", an array of {len(members)}", console)
     return made
 
 
 def submit_report(array: Array, folder: Path, console: Console) -> None:
     """Queues the job that writes the sweep's report once all have ended, however they do. Raises LauncherError."""
     first = array.members[0]
-    assert first.drafted is not None
-    slurm, plan = first.drafted.config.submit.slurm, _plan(first)
-    environment = _backend(first).render(first.run, plan).environment
-    options = [f"--{name}={value}" for name in _OF_REPORT if (value := getattr(slurm, name)) is not None]
-    lines = [
-        "#!/usr/bin/env bash",
-        *(f"#SBATCH {one}" for one in ("--job-name=report", f"--output={folder}/logs/report_%j.out", *options)),
-        "",
-        f"cd {shlex.quote(plan.cwd)} || exit",
-        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        f"exec {shlex.join([sys.executable, '-m', 'launcher', 'report', str(folder)])}",
-    ]
+    script = _backend(first).render_report(folder, _plan(first))
     after = (f"--dependency=afterany:{array.job}", "--kill-on-invalid-dep=yes")
-    job = queue(folder / REPORT, "\n".join([*lines, ""]), *after)
+    job = queue(folder / REPORT, script, *after)
     console.print(f"report  {short(folder)}/report.html, by job {job} once all have ended", highlight=False)
 
 
-def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], changed: Callable[[], None]) -> bool:
-    """Says how each member ends, as it does. False: the user left; the jobs run on.
+def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], changed: Callable[[], None]) -> None:
+    """Says how each member ends, as it does, until the user leaves; then the jobs run on.
 
     Args:
         interrupted: whether the user wants to leave.
@@ -109,15 +102,13 @@ def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], ch
     except KeyboardInterrupt:
         pass
     if left:
-        console.print(f"job {array.job} runs on; cancel it with scancel {array.job}", highlight=False)
-    return not left
+        print_left(array.job, console)
 
 
 def _backend(member: Member) -> Slurm:
     assert member.prepared is not None
     backend = member.prepared.backend
-    if not isinstance(backend, Slurm):
-        raise LauncherError(f"{member.name} is no job of Slurm")
+    assert isinstance(backend, Slurm)
     return backend
 
 

@@ -83,8 +83,6 @@ class GhostBatchNorm(_BatchNorm):
         return normed.view(size, groups, channels, *rest).transpose(0, 1).flatten(0, 1)
 
 
-def begin_window(model: nn.Module, samples: int, degree: int) -> None:
-    """Tells every ghost batch norm of a window of so many samples on so many ranks."""
-    for norm in batch_norms(model):
-        if isinstance(norm, GhostBatchNorm):
-            norm.begin_window(samples, degree)
+def ghosts(model: nn.Module) -> list[GhostBatchNorm]:
+    """The ghost batch norms of a model, each of which is told of every window."""
+    return [norm for norm in batch_norms(model) if isinstance(norm, GhostBatchNorm)]

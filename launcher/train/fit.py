@@ -13,7 +13,7 @@ from launcher.errors import NonFiniteError
 from launcher.observe.text import some
 from launcher.plan.schedule import LearningRate, MomentumWarmup
 from launcher.train import heart, stopping
-from launcher.train.batch_norm import begin_window
+from launcher.train.batch_norm import ghosts
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
@@ -66,6 +66,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None
+        self._ghosts = ghosts(self.sharding.model)
         self._buffers = Buffers(self.sharding.model, self.place)
         self._must_stop = self._must_save = False
         self._spike: int | None = None
@@ -173,7 +174,8 @@ class Fit:
             self._agree(*self.place.sum(self._wishes()))
             return math.nan, StepResult(math.nan, applied=False)
         before = self._buffers.keep()
-        begin_window(self.sharding.model, window.samples, self.place.degree)
+        for norm in self._ghosts:
+            norm.begin_window(window.samples, self.place.degree)
         loss_sum = self.runner.run(window)
         if self.windows.reads_ahead and window.update < self.policy.num_updates:
             # the device is still busy with what the runner has queued, and loader workers have read on

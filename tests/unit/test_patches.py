@@ -15,7 +15,7 @@ from launcher.plan.batch import BatchPlan
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
-from launcher.train.batch_norm import GhostBatchNorm, begin_window
+from launcher.train.batch_norm import GhostBatchNorm, ghosts
 from launcher.train.layout import in_order_of_arrival, in_whole_groups
 from launcher.train.parts import build_model, defer_model, sketch_model
 from launcher.train.patches import in_evaluation, patch_model
@@ -107,7 +107,8 @@ def test_ghost_batch_norm_is_batch_norm_of_each_group(shape: tuple[int, ...]) ->
     ghost: Any = patched(nn.Sequential(kind(3).double()), "ghost", 2)
     ghost.load_state_dict({f"0.{name}": value for name, value in plain.state_dict().items()})
     x, out = torch.randn(shape, dtype=torch.float64, requires_grad=True), torch.randn(shape, dtype=torch.float64)
-    begin_window(ghost, len(x), 1)
+    for one in ghosts(ghost):
+        one.begin_window(len(x), 1)
     found = ghost(x)
     expected = torch.cat([plain(part) for part in x.split(2)])
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
@@ -127,7 +128,8 @@ def running(norm: nn.Module, windows: list[Tensor], layout: Any, degree: int) ->
         after = []
         for rank in range(degree):
             norm.load_state_dict(before)
-            begin_window(norm, len(window), degree)
+            for one in ghosts(norm):
+                one.begin_window(len(window), degree)
             for step in layout(len(window))[rank]:
                 if step:
                     norm(window[step])
