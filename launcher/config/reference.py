@@ -17,7 +17,7 @@ from omegaconf import MISSING, OmegaConf
 from launcher.config.compose import conf_dir
 from launcher.config.decays import DECAYS
 from launcher.config.messages import GROUPS, words
-from launcher.config.schema import SECTIONS, Config, GroupConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig, RampConfig
 
 _INTRO = """\
 # Configuration
@@ -75,6 +75,8 @@ def default(field: "Field[Any]") -> Any:
 
 def _section(name: str, kind: type) -> str:
     text = f"## {name}\n\n{_table(list(_rows(name, kind)))}"
+    if name == "batch":
+        text += "\n" + _table(list(_rows("batch.ramp[i]", RampConfig)))
     if name != "schedule":
         return text
     for decay in DECAYS:

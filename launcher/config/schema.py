@@ -60,6 +60,17 @@ class DataConfig:
 
 
 @dataclass
+class RampConfig:
+    until: Any = MISSING
+    """When the stage ends, as a duration from the start of the training: with the window that reaches it."""
+    global_batch_size: Any = MISSING
+    """Samples in an update of this stage."""
+    grow_to: Any = None
+    """Windows grow in whole multiples of the stage's global_batch_size, in a straight line of samples, to this many
+    samples at its end, rounded (the accumulate ramp of Ultralytics); null: they don't grow."""
+
+
+@dataclass
 class BatchConfig:
     global_batch_size: Any = 64
     """Samples in one optimizer update (a window), over all ranks and steps; null: follows from the other two."""
@@ -72,6 +83,9 @@ class BatchConfig:
     layout: Layout = Layout.auto
     """length: samples of like length share a micro-batch; arrival: in order; auto: length where the task knows lengths.
     The update is the same."""
+    ramp: list[Any] = field(default_factory=list)
+    """Other global batches at the start, a list of stages: [{until: 1e9 tokens, global_batch_size: 128}, …]; after the
+    last one it is batch.global_batch_size. The learning rate follows by scaling.rule; weight decay doesn't."""
 
 
 @dataclass
@@ -118,6 +132,9 @@ class GroupConfig:
     """The group's learning rate as a multiple of the run's."""
     weight_decay: float | None = None
     """The group's weight decay; null: the optimizer's."""
+    warmup_from: float | None = None
+    """The rate that the group starts from in the warmup, whence it goes in equal steps to its own peak; null: as
+    schedule.warmup_from says."""
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 import math
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import (
+    MISSING,
     BooleanNode,
     DictConfig,
     EnumNode,
@@ -23,7 +24,7 @@ from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.places import SlurmConfig
-from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -47,6 +48,8 @@ def validate(composed: DictConfig) -> Config:
     config = Config(**values, model_weights=None if weights is None else str(weights))
     _check_targets(config)
     _check_optimizer(config.optimizer)
+    ramp = enumerate(config.batch.ramp)
+    config.batch.ramp = [_item(value, f"batch.ramp[{index}]", RampConfig) for index, value in ramp]
     _check_numbers(config)
     return config
 
@@ -144,7 +147,7 @@ def _check_optimizer(optimizer: dict[str, Any]) -> None:
             raise ConfigError(f"optimizer.{name}", value, "must be a number, and nan is none")
     groups = optimizer.get("groups") or []
     if not isinstance(groups, list):
-        raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay}")
+        raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay, warmup_from}")
     optimizer["groups"] = [_group(value, index) for index, value in enumerate(groups)]
 
 
@@ -206,17 +209,31 @@ def _check_slurm(slurm: SlurmConfig) -> None:
             raise ConfigError(f"submit.slurm.env[{index}]", one, "must be NAME=VALUE")
 
 
+def _item(value: Any, key: str, schema: type) -> Any:
+    """An entry of a list, as an object of its schema. Raises ConfigError."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), value))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        problem, close = str(error).splitlines()[0], ""
+        if isinstance(value, dict):
+            unknown = [str(name) for name in value if str(name) not in _names(schema)]
+            missing = [one.name for one in fields(schema) if one.default == MISSING and value.get(one.name) is None]
+            problem = f"has no key '{unknown[0]}'" if unknown else problem
+            problem = f"lacks {' and '.join(missing)}" if missing and not unknown else problem
+            close = nearest(unknown[0], _names(schema)) if unknown else ""
+        hint = f"{close} {key.partition('[')[0]} is a list of {{{', '.join(_names(schema))}}}".strip()
+        raise ConfigError(key, value, problem, hint=hint) from error
+
+
 def _group(value: Any, index: int) -> dict[str, Any]:
     key = f"optimizer.groups[{index}]"
-    try:
-        group: Any = OmegaConf.merge(OmegaConf.structured(GroupConfig), value)
-        container = cast(dict[str, Any], OmegaConf.to_container(group, throw_on_missing=True))
-    except (OmegaConfBaseException, ValueError) as error:
-        hint = f"a group has the keys {', '.join(_names(GroupConfig))}"
-        raise ConfigError(key, value, str(error).splitlines()[0], hint=hint) from error
+    container = asdict(_item(value, key, GroupConfig))
     decay = container["weight_decay"]
     if not 0 <= container["lr_scale"] < float("inf"):
         raise ConfigError(f"{key}.lr_scale", container["lr_scale"], "must be a finite number of at least 0")
+    start = container["warmup_from"]
+    if start is not None and not 0 <= start <= LARGEST:
+        raise ConfigError(f"{key}.warmup_from", start, "must be a finite number of at least 0, or null")
     if decay is not None and not 0 <= decay < float("inf"):
         raise ConfigError(f"{key}.weight_decay", decay, "must be a finite number of at least 0, or null")
     if container["match"] != "norms_and_biases":

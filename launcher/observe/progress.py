@@ -114,7 +114,7 @@ class Course:
     def epoch(self) -> float | None:
         """Epochs that have passed."""
         per_epoch = self._planned("updates_per_epoch")
-        if per_epoch:
+        if per_epoch and not self._planned("ramp"):  # in a ramp an epoch has more of them
             return self.update / float(per_epoch)
         return None if self.last is None else self.last.get("epoch")
 

@@ -1,16 +1,16 @@
-"""The arithmetic of a window: how many samples a rank takes, in how many micro-batches, and which window holds what.
+"""The arithmetic of a window: how many samples a rank takes, and in how many micro-batches.
 
-A window is the samples of one optimizer update. Nothing else in the program divides samples among ranks, micro-batches,
-windows or epochs.
+A window is the samples of one optimizer update. Nothing else in the program divides samples among ranks and
+micro-batches; `windows` divides epochs into windows.
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, isfinite
-from typing import Literal, NamedTuple, overload
+from math import isfinite
+from typing import Literal, overload
 
-from launcher.errors import ConfigError, DataError, nearest
+from launcher.errors import ConfigError, nearest
 
 MICRO_BATCH_CAP = 16
 """The largest micro-batch, in samples, that `auto` chooses by itself: until memory is planned, a size that fits most
@@ -179,84 +179,6 @@ class BatchPlan:
             f"accumulation saves memory and not time: {MICRO}={self.samples_per_rank} makes the same update in 1 step "
             f"instead of {self.gradient_accumulation_steps}, where the device has the memory for it"
         )
-
-
-class Window(NamedTuple):
-    """Where a window lies: positions `start` to `stop` (exclusive) in the order of the samples of `epoch` (from 0)."""
-
-    epoch: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class WindowTable:
-    """Which window, numbered from 1 over the whole run, holds which part of which epoch.
-
-    A window never crosses an epoch. The last of an epoch may be shorter and is an update of its own, unless it is left
-    out by `drop_last`. The size of a window is asked for here alone, so that it may come to differ between windows.
-
-    Raises:
-        DataError: the data set is empty.
-        ConfigError: drop_last leaves no window at all.
-    """
-
-    samples_per_epoch: int
-    """Samples of the training set."""
-    global_batch_size: int
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.samples_per_epoch < 1:
-            raise DataError(f"data.train is empty: samples_per_epoch is {self.samples_per_epoch}, must be at least 1")
-        if self.updates_per_epoch < 1:
-            raise ConfigError(
-                "data.drop_last",
-                "true",
-                f"leaves out every sample: data.train has {self.samples_per_epoch}, fewer than one window of "
-                f"{GLOBAL}={self.global_batch_size}",
-                hint=f"data.drop_last=false, or {GLOBAL} of at most {self.samples_per_epoch}",
-            )
-
-    @property
-    def updates_per_epoch(self) -> int:
-        """Windows in one epoch."""
-        full, rest = divmod(self.samples_per_epoch, self.global_batch_size)
-        return full + (rest > 0 and not self.drop_last)
-
-    @property
-    def samples_used_per_epoch(self) -> int:
-        """Samples in the windows of one epoch: all of them, or all but the left-out rest."""
-        return min(self.updates_per_epoch * self.global_batch_size, self.samples_per_epoch)
-
-    def window(self, update: int) -> Window:
-        """Where the window of the number `update` lies.
-
-        Raises:
-            ValueError: the number is below 1.
-        """
-        if update < 1:
-            raise ValueError(f"windows are numbered from 1, not {update}")
-        epoch, index = divmod(update - 1, self.updates_per_epoch)
-        start = index * self.global_batch_size
-        return Window(epoch, start, min(start + self.global_batch_size, self.samples_per_epoch))
-
-    def samples_after(self, update: int) -> int:
-        """Samples consumed once `update` windows are through; 0 at the start."""
-        if update == 0:
-            return 0
-        last = self.window(update)
-        return last.epoch * self.samples_used_per_epoch + last.stop
-
-    def updates_for_samples(self, n: int) -> int:
-        """The smallest number of windows that consumes at least `n` samples."""
-        epochs, rest = divmod(n, self.samples_used_per_epoch)
-        return epochs * self.updates_per_epoch + _ceil(rest, self.global_batch_size)
-
-    def updates_for_epochs(self, x: Fraction | float) -> int:
-        """The smallest number of windows that reaches `x` epochs, where an epoch is the samples of its windows."""
-        exact = x if isinstance(x, Fraction) else Fraction(repr(x))
-        return self.updates_for_samples(ceil(exact * self.samples_used_per_epoch))
 
 
 def _ceil(a: int, b: int) -> int:

@@ -3,9 +3,10 @@
 from launcher.config.choices import BatchNormPatch, Device
 from launcher.config.schema import ModelPatchesConfig
 from launcher.errors import ConfigError
-from launcher.plan.batch import MICRO, BatchPlan, WindowTable
+from launcher.plan.batch import MICRO, BatchPlan
 from launcher.plan.division import Division
 from launcher.plan.facts import Facts
+from launcher.plan.windows import WindowTable
 
 KEY = "model_patches.batch_norm"
 SIZE = "model_patches.ghost_size"
@@ -93,12 +94,8 @@ def batch_norm_notes(
 
 
 def _sizes(batch: BatchPlan, windows: WindowTable | None) -> set[int]:
-    """The sizes of windows that occur: the full one, and the last of an epoch where that is known."""
-    sizes = {batch.global_batch_size}
-    if windows is not None:
-        last = windows.window(windows.updates_per_epoch)
-        sizes.add(last.stop - last.start)
-    return sizes
+    """The sizes of windows that occur: the full one, and others where the length of the data is known."""
+    return {batch.global_batch_size} | (set() if windows is None else windows.sizes)
 
 
 def _alone(fewest: int) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 from launcher.config.decays import StepDecay, WsdDecay
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, LauncherError
-from launcher.plan.schedule import Duration
+from launcher.plan.durations import Duration
+from launcher.plan.ramp import ramp_ends
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def _durations(config: Config) -> Iterator[Duration]:
     for key, value in named:
         if value is not None:
             yield Duration.parse(value, key)
+    yield from ramp_ends(config)
 
 
 def torch_is_installed() -> bool:

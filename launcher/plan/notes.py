@@ -1,7 +1,8 @@
 """What a user should know of a plan beside its numbers."""
 
-from launcher.plan.batch import BatchPlan, WindowTable
+from launcher.plan.batch import BatchPlan
 from launcher.plan.facts import Facts
+from launcher.plan.windows import WindowTable
 
 
 def window_notes(batch: BatchPlan, windows: WindowTable | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from fractions import Fraction
 from typing import Any
 
 from launcher.config.choices import Device
@@ -10,24 +9,17 @@ from launcher.config.schema import BatchConfig, Config
 from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
-from launcher.plan.batch import BatchPlan, WindowTable, parse_count
+from launcher.plan.batch import BatchPlan, parse_count
 from launcher.plan.batch_norm import batch_norm_notes, check_batch_norm
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
 from launcher.plan.notes import half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
+from launcher.plan.ramp import check_ramp, ramp_lines, ramp_table
 from launcher.plan.scaling import Scaled, rule_notes, scale
-from launcher.plan.schedule import (
-    Clock,
-    Duration,
-    LearningRate,
-    MomentumWarmup,
-    NeedsData,
-    build_learning_rate,
-    build_momentum,
-)
 from launcher.plan.strategy import settle_strategy
+from launcher.plan.timing import Timing, make_timing, windows_of
 
 
 @dataclass(frozen=True)
@@ -84,6 +76,8 @@ class Plan:
     without and with masked copies); null: no pipeline."""
     scaled_arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
+    ramp: list[dict[str, Any]] | None = None
+    """Its stages: global_batch_size, grow_to, and first and last update (null: not known yet); null: there is none."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -117,35 +111,6 @@ class Plan:
         return self.num_updates is not None and self.samples_per_epoch is not None
 
 
-@dataclass(frozen=True)
-class _Timing:
-    """What is measured in updates; None where it takes data that wasn't seen."""
-
-    num_updates: int | None
-    rate: LearningRate | None
-    momentum: MomentumWarmup | None
-    validate_every: int | None
-    log_every: int | None
-    checkpoint_every: int | None
-
-    @property
-    def momentum_lines(self) -> list[str]:
-        return [] if self.momentum is None else [self.momentum.line()]
-
-    def fields(self, windows: WindowTable | None) -> dict[str, Any]:
-        """The fields of the plan that follow from it."""
-        return {
-            "samples_per_epoch": windows.samples_used_per_epoch if windows else None,
-            "updates_per_epoch": windows.updates_per_epoch if windows else None,
-            "num_updates": self.num_updates,
-            "warmup_updates": self.rate.warmup_updates if self.rate else None,
-            "validate_every_updates": self.validate_every,
-            "log_every_updates": self.log_every,
-            "checkpoint_every_updates": self.checkpoint_every,
-            "lr_table": self.rate.table() if self.rate else None,
-        }
-
-
 def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Plan:
     """The plan of one run. `world`: the ranks, where they are known already (on a rank); None: worked out.
 
@@ -159,12 +124,13 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     if is_new:
         _check_fewer_nodes(config, world, batch)
+    check_ramp(config.batch, config.scaling)
     windows = windows_of(config, facts, batch)
     check_batch_norm(config.model_patches, division, windows, world.device)
     scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
     strategy = settle_strategy(config, mesh, world, division, facts, pipeline)
-    timing = _timing(config, facts, windows, peak=scaled.lr)
+    timing = make_timing(config, facts, windows, peak=scaled.lr)
     groups = param_groups(config.optimizer, scaled, facts.group_parameters)
     _check_rates(config, scaled.lr, groups)
     notes = [
@@ -198,8 +164,9 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         memory=None,
         **strategy.fields(),
         facts=asdict(facts),
-        arithmetic=[*division.lines(), *scaled.lines, *timing.momentum_lines],
+        arithmetic=[*division.lines(), *scaled.lines, *ramp_lines(config, windows, scaled.lr), *timing.lines],
         notes=notes,
+        ramp=ramp_table(config, windows),
     )
 
 
@@ -247,53 +214,10 @@ def _one_stage(facts: Facts) -> list[list[int]] | None:
     return None if facts.num_layers is None else [[0, facts.num_layers - 1]]
 
 
-def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:
-    """Which window lies where; None while the length of the training set isn't known."""
-    if facts.samples is None:
-        return None
-    return WindowTable(facts.samples, batch.global_batch_size, config.data.drop_last)
-
-
-def learning_rate(config: Config, plan: Plan, facts: Facts) -> LearningRate:
-    """The rate as a function of the updates applied, for a plan whose num_updates is known."""
+def timing_of(config: Config, plan: Plan, facts: Facts) -> Timing:
+    """What is measured in updates, for a plan whose num_updates is known."""
     assert plan.num_updates is not None
-    clock = _clock(facts, windows_of(config, facts, plan.batch), plan.num_updates)
-    return build_learning_rate(config.schedule, clock, peak=plan.lr, base_lr=plan.base_lr, num_updates=plan.num_updates)
-
-
-def _clock(facts: Facts, windows: WindowTable | None, num_updates: int | None) -> Clock:
-    at_tokens: dict[Fraction | int, int] = {
-        Fraction(tokens): updates for tokens, updates in facts.updates_at_tokens.items()
-    }
-    return Clock(windows, num_updates, at_tokens)
-
-
-def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: float) -> _Timing:
-    training = config.training
-    duration = Duration.parse(training.duration, "training.duration")
-    try:
-        num_updates = _clock(facts, windows, None).updates(duration, "training.duration")
-        if num_updates < 1:
-            raise ConfigError("training.duration", training.duration, "must be at least one update")
-        clock = _clock(facts, windows, num_updates)
-        validate = _every(clock, training.validate_every, "training.validate_every")
-        log = _every(clock, training.log_every, "training.log_every")
-        every = config.checkpoint.every
-        save = None if is_time(every) else _every(clock, every, "checkpoint.every")
-        rate = build_learning_rate(
-            config.schedule, clock, peak=peak, base_lr=float(config.optimizer["lr"]), num_updates=num_updates
-        )
-    except NeedsData:
-        if facts.samples is not None:
-            raise
-        return _Timing(None, None, None, None, None, None)
-    momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
-    return _Timing(num_updates, rate, momentum, validate, log, save)
-
-
-def _every(clock: Clock, value: Any, key: str) -> int | None:
-    """An interval in updates, at least one; None stays."""
-    return None if value is None else max(1, clock.updates(Duration.parse(value, key), key))
+    return make_timing(config, facts, windows_of(config, facts, plan.batch), peak=plan.lr)
 
 
 def checkpoint_every_seconds(config: Config) -> float | None:
@@ -316,7 +240,7 @@ def _check_rates(config: Config, lr: float, groups: list[dict[str, Any]]) -> Non
 def param_groups(optimizer: dict[str, Any], scaled: Scaled, counts: list[int]) -> list[dict[str, Any]]:
     """The optimizer's groups in the order of optimizer.groups, then the rest: what each matches, its rate at the peak,
     its weight decay, and its number of elements (None: not known yet)."""
-    rest = {"match": None, "lr_scale": 1.0, "weight_decay": None}
+    rest = {"match": None, "lr_scale": 1.0, "weight_decay": None, "warmup_from": None}
     groups = []
     for index, group in enumerate([*optimizer["groups"], rest]):
         own = group["weight_decay"]
@@ -327,6 +251,7 @@ def param_groups(optimizer: dict[str, Any], scaled: Scaled, counts: list[int]) -
                 "lr": scaled.lr * group["lr_scale"],
                 "weight_decay": scaled.weight_decay if own is None else own * scaled.decay_factor,
                 "parameters": counts[index] if index < len(counts) else None,
+                **({} if group["warmup_from"] is None else {"warmup_from": group["warmup_from"]}),
             }
         )
     return groups

@@ -71,14 +71,17 @@ def scale(scaling: ScalingConfig, optimizer: dict[str, Any], global_batch_size: 
     return Scaled(rate, None if decay is None else decay * factor, factor, arguments, tuple(lines))
 
 
+def scaled_rate(rule: Rule, lr: float, k: Fraction) -> float:
+    """The rate for k times the batch that `lr` is meant for."""
+    return lr if rule is Rule.none else lr * float(k) if rule is Rule.linear else lr * sqrt(k)
+
+
 def _rate(rule: Rule, lr: float, k: Fraction, ratio: str) -> tuple[float, list[str]]:
+    scaled = scaled_rate(rule, lr, k)
     if rule is Rule.none:
         return lr, [f"lr = {lr:g} (none)"]
-    if rule is Rule.linear:
-        scaled = lr * float(k)
-        return scaled, [f"lr = {lr:g} x {ratio} = {scaled:g} (linear)"]
-    scaled = lr * sqrt(k)
-    return scaled, [f"lr = {lr:g} x sqrt({ratio}) = {scaled:g} (sqrt)"]
+    factor = ratio if rule is Rule.linear else f"sqrt({ratio})"
+    return scaled, [f"lr = {lr:g} x {factor} = {scaled:g} ({rule.value})"]
 
 
 def _decay(rule: DecayRule, optimizer: dict[str, Any], k: Fraction, ratio: str) -> tuple[float, list[str]]:

@@ -1,106 +1,21 @@
-"""Durations, and the learning rate of every update.
+"""The learning rate of every update.
 
 The learning rate is a function of the updates applied so far and of nothing else: not of micro-batches, ranks or
 updates that were skipped.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
-from math import cos, floor, isfinite, pi, sqrt
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import cos, isfinite, pi, sqrt
+from typing import Any, Literal
 
 from launcher.config.choices import WarmupFrom
 from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
 from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError, nearest
-from launcher.plan.batch import WindowTable, exact_number
+from launcher.plan.durations import TRAINING_DURATION, Clock, Duration, Measure, by_updates
 
-TRAINING_DURATION = "training.duration"
-
-Unit = Literal["updates", "epochs", "samples", "tokens", "%"]
 Shape = Literal["linear", "cosine", "sqrt"]
-
-_UNITS: dict[str, Unit] = {spelling: unit for unit in get_args(Unit) for spelling in (unit, unit.removesuffix("s"))}
-_FORM = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
-_ALLOWED = "a duration is `90 epochs`, `2000 updates`, `1e9 tokens`, `1e6 samples` or `10%`; a bare integer is updates"
-
-
-class NeedsData(ConfigError):
-    """The number can't be known yet: it takes the length of the data, its tokens, or a duration that waits for them."""
-
-
-@dataclass(frozen=True)
-class Duration:
-    """How long something takes, as the user said it."""
-
-    value: Fraction
-    unit: Unit
-
-    @classmethod
-    def parse(cls, value: object, key: str) -> "Duration":
-        """The duration that `value` of the key `key` stands for; zero is allowed.
-
-        Raises:
-            ConfigError: not a duration, negative, an unknown unit, or a part of an update, sample or token.
-        """
-        form = _FORM.fullmatch(str(value).strip().lower())
-        number = None if isinstance(value, bool) or form is None else exact_number(form[1])
-        if form is None or number is None:
-            raise ConfigError(key, "null" if value is None else value, "is no duration", hint=_ALLOWED)
-        unit = _UNITS.get(form[2] or "updates")
-        if unit is None:
-            hint = "; ".join(filter(None, [nearest(form[2], _UNITS), _ALLOWED]))
-            raise ConfigError(key, value, f"has the unknown unit '{form[2]}'", hint=hint)
-        if number < 0:
-            raise ConfigError(key, value, "is negative", hint=_ALLOWED)
-        if number.denominator != 1 and unit not in ("epochs", "%"):
-            raise ConfigError(key, value, f"must be a whole number of {unit}", hint=_ALLOWED)
-        return cls(number, unit)
-
-    def __str__(self) -> str:
-        number = str(self.value) if self.value.denominator == 1 else f"{float(self.value):g}"
-        return f"{number}%" if self.unit == "%" else f"{number} {self.unit}"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """What durations are measured with; what is None or missing isn't known yet."""
-
-    windows: WindowTable | None = None
-    training_updates: int | None = None
-    """Updates of the whole training, which percentages are of."""
-    updates_at_tokens: Mapping[Fraction | int, int] = field(default_factory=dict)
-    """For each number of tokens that a duration names: the number of windows that reaches it."""
-
-    def updates(self, duration: Duration, key: str) -> int:
-        """The number of updates, whole windows, after which `duration` has passed.
-
-        Raises:
-            NeedsData: what the duration is measured with isn't known yet.
-            ConfigError: the duration of the training is a percentage of itself.
-        """
-        value = duration.value
-        if duration.unit == "updates":
-            return int(value)
-        if duration.unit == "%":
-            if key == TRAINING_DURATION:
-                raise ConfigError(key, duration, "can't be a percentage of itself", hint=_ALLOWED)
-            if self.training_updates is None:
-                raise NeedsData(key, duration, f"takes {TRAINING_DURATION} in updates, which isn't known yet")
-            return floor(value * self.training_updates / 100 + Fraction(1, 2))
-        if duration.unit == "tokens":
-            if value == 0:
-                return 0
-            if value not in self.updates_at_tokens:
-                raise NeedsData(key, duration, "takes the number of tokens of every window, which isn't known yet")
-            return self.updates_at_tokens[value]
-        if self.windows is None:
-            raise NeedsData(key, duration, "takes the length of data.train, which isn't known yet")
-        if duration.unit == "epochs":
-            return self.windows.updates_for_epochs(value)
-        return self.windows.updates_for_samples(int(value))
 
 
 @dataclass(frozen=True)
@@ -115,6 +30,8 @@ class Descent:
     start: int
     stop: int
     final: float
+    measure: Measure = by_updates
+    """What of it passes evenly: updates, or samples where a ramp makes updates of different sizes."""
 
     def share(self, n: int) -> float:
         """The rate as a share of the peak after `n` updates."""
@@ -122,7 +39,8 @@ class Descent:
             return self.final
         if n <= self.start:
             return 1.0
-        x = (n - self.start) / (self.stop - self.start)
+        start = self.measure(self.start)
+        x = (self.measure(n) - start) / (self.measure(self.stop) - start)
         left = {"linear": 1 - x, "cosine": (1 + cos(pi * x)) / 2, "sqrt": 1 - sqrt(x)}[self.shape]
         return self.final + (1 - self.final) * left
 
@@ -151,6 +69,10 @@ class LearningRate:
     decay: Descent | Steps | None
     """What follows the warmup; None: the peak, for good."""
     num_updates: int
+    measure: Measure = by_updates
+    """What rises evenly in the warmup, as in a Descent."""
+    follow: Callable[[int], float] | None = None
+    """For the number of an update: what its peak is of that of a full window, where the rate follows a ramp."""
 
     def __call__(self, applied: int) -> float:
         """The rate of the next update once `applied` updates have changed parameters.
@@ -158,12 +80,23 @@ class LearningRate:
         The warmup rises in equal steps to the peak at its last update (from base_lr: Goyal et al. 2017,
         arXiv:1706.02677, section 2.2). Past num_updates the rate stays where the decay ends.
         """
+        peak = self.peak if self.follow is None else self.peak * self.follow(applied + 1)
         if applied < self.warmup_updates:
-            risen = (applied + 1) / self.warmup_updates
-            start = self.base_lr if self.warmup_from is WarmupFrom.base_lr else 0.0
+            risen = self.risen(applied)
             # A weighted mean and not start + difference x risen, so that the last step is the peak to the bit.
-            return start * (1 - risen) + self.peak * risen
-        return self.peak if self.decay is None else self.peak * self.decay.share(min(applied, self.num_updates))
+            return self.start * (1 - risen) + peak * risen
+        return peak if self.decay is None else peak * self.decay.share(min(applied, self.num_updates))
+
+    @property
+    def start(self) -> float:
+        """Where the warmup starts."""
+        return self.base_lr if self.warmup_from is WarmupFrom.base_lr else 0.0
+
+    def risen(self, applied: int) -> float:
+        """How much of the warmup the next update has, from above 0 to 1."""
+        if applied >= self.warmup_updates:
+            return 1.0
+        return self.measure(applied + 1) / self.measure(self.warmup_updates)
 
     def table(self, limit: int = 1000) -> list[list[float]]:
         """Pairs [applied, rate]: each of the first `limit` updates, then as many of the rest, evenly spaced, the last
@@ -191,27 +124,24 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class MomentumWarmup:
-    """The momentum as a function of the updates applied so far: from `start` to its own value in `updates`, as the rate
-    rises."""
+    """The momentum as a function of the updates applied so far: from `start` to its own value, as `rate` rises."""
 
     start: float
     own: float
-    updates: int
+    rate: LearningRate
 
     def __call__(self, applied: int) -> float:
         """The momentum of the next update once `applied` updates have changed parameters."""
-        risen = min((applied + 1) / self.updates, 1.0) if self.updates else 1.0
+        risen = self.rate.risen(applied)
         return self.start * (1 - risen) + self.own * risen
 
     def line(self) -> str:
         """What it does, for people to read."""
-        return f"momentum rises from {self.start:g} to {self.own:g} in {self.updates} updates of warmup"
+        return f"momentum rises from {self.start:g} to {self.own:g} in {self.rate.warmup_updates} updates of warmup"
 
 
-def build_momentum(
-    schedule: ScheduleConfig, optimizer: Mapping[str, Any], warmup_updates: int
-) -> MomentumWarmup | None:
-    """How the momentum rises; None: it doesn't.
+def build_momentum(schedule: ScheduleConfig, optimizer: Mapping[str, Any], rate: LearningRate) -> MomentumWarmup | None:
+    """How the momentum rises with the rate; None: it doesn't.
 
     Raises:
         ConfigError: a start that is none, an optimizer without momentum, or no warmup.
@@ -223,15 +153,26 @@ def build_momentum(
         raise ConfigError(key, start, "must be a number from 0 to below 1; null: the momentum doesn't change")
     if isinstance(own, bool) or not isinstance(own, int | float) or not own > 0:
         raise ConfigError(key, start, "has no effect: the optimizer has no momentum", hint="optimizer.momentum=0.9")
-    if warmup_updates == 0:
+    if rate.warmup_updates == 0:
         raise ConfigError(key, start, "has no effect: schedule.warmup is 0", hint="schedule.warmup='3 epochs'")
-    return MomentumWarmup(start, float(own), warmup_updates)
+    return MomentumWarmup(start, float(own), rate)
 
 
 def build_learning_rate(
-    schedule: ScheduleConfig, clock: Clock, *, peak: float, base_lr: float, num_updates: int
+    schedule: ScheduleConfig,
+    clock: Clock,
+    *,
+    peak: float,
+    base_lr: float,
+    num_updates: int,
+    whole: Measure = by_updates,
+    follow: Callable[[int], float] | None = None,
 ) -> LearningRate:
     """The learning rate that the configuration's schedule stands for, over a training of `num_updates`.
+
+    Args:
+        whole: what passes evenly along the whole training.
+        follow: how the peak follows a ramp.
 
     Raises:
         NeedsData: a duration can't be counted in updates yet.
@@ -239,22 +180,24 @@ def build_learning_rate(
     """
     if num_updates < 1:
         raise ConfigError(TRAINING_DURATION, f"{num_updates} updates", "must be at least 1 update")
-    warmup = clock.updates(Duration.parse(schedule.warmup, "schedule.warmup"), "schedule.warmup")
+    length = Duration.parse(schedule.warmup, "schedule.warmup")
+    warmup = clock.updates(length, "schedule.warmup")
     if warmup > num_updates:
         problem = f"{warmup} updates of warmup are more than the {num_updates} of the training"
         raise ConfigError("schedule.warmup", schedule.warmup, problem, hint=f"at most {num_updates} updates")
-    decay = _decay(schedule.decay, clock, warmup, num_updates)
-    return LearningRate(peak, base_lr, warmup, schedule.warmup_from, decay, num_updates)
+    decay = _decay(schedule.decay, clock, warmup, num_updates, whole)
+    rises = clock.measure(length)
+    return LearningRate(peak, base_lr, warmup, schedule.warmup_from, decay, num_updates, rises, follow)
 
 
-def _decay(config: DecayConfig, clock: Clock, warmup: int, num_updates: int) -> Descent | Steps | None:
+def _decay(config: DecayConfig, clock: Clock, warmup: int, num_updates: int, whole: Measure) -> Descent | Steps | None:
     match config:
         case ConstantDecay():
             return None
         case LinearDecay():
-            return Descent("linear", warmup, num_updates, _final(config.final))
+            return Descent("linear", warmup, num_updates, _final(config.final), whole)
         case CosineDecay():
-            return Descent("cosine", warmup, num_updates, _final(config.final))
+            return Descent("cosine", warmup, num_updates, _final(config.final), whole)
         case StepDecay():
             return _steps(config, clock)
         case WsdDecay():
@@ -284,12 +227,14 @@ def _wsd(config: WsdDecay, clock: Clock, warmup: int, num_updates: int) -> Desce
     if config.shape not in shapes:
         problem = f"must be one of {', '.join(shapes)}"
         raise ConfigError("schedule.decay.shape", config.shape, problem, hint=nearest(config.shape, shapes))
-    length = clock.updates(Duration.parse(config.decay, key), key)
-    if warmup + length > num_updates:
+    duration = Duration.parse(config.decay, key)
+    start = clock.last(duration, key, num_updates)
+    if start < warmup:
+        length = num_updates - start
         problem = f"{warmup} updates of warmup and {length} of decay are more than the {num_updates} of the training"
         raise ConfigError(key, config.decay, problem, hint=f"at most {num_updates - warmup} updates")
     shape: Shape = "sqrt" if config.shape == "sqrt" else "linear"
-    return Descent(shape, num_updates - length, num_updates, _final(config.final))
+    return Descent(shape, start, num_updates, _final(config.final), clock.measure(duration))
 
 
 def _final(final: float) -> float:

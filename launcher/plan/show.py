@@ -29,7 +29,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     mesh = " x ".join(f"{name} {degree}" for name, degree in plan.mesh.items())
     facts: dict[str, Any] = plan.facts
     rows = [
-        ("global batch size", f"{plan.global_batch_size} samples an update"),
+        ("global batch size", _global_batch(plan)),
         ("as", _division(plan)),
         ("layout", f"by {plan.layout}" if plan.layout else "known once the ranks see the task"),
         ("ranks", f"{_ranks(plan)}, strategy {plan.strategy}, {plan.precision} ({mesh})"),
@@ -56,6 +56,16 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
+
+
+def _global_batch(plan: Plan) -> str:
+    """The stages of the ramp and what follows, or the one size."""
+    said = []
+    for stage in plan.ramp or []:
+        size = f"{stage['global_batch_size']}" + (f" to {stage['grow_to']}" if stage["grow_to"] else "")
+        last = stage["last_update"]
+        said.append(f"{size} {'at first' if last is None else f'until update {last}'}")
+    return ", ".join([*said, f"{'then ' * bool(said)}{plan.global_batch_size} samples an update"])
 
 
 def _ranks(plan: Plan) -> str:
@@ -121,6 +131,8 @@ def _updates(plan: Plan) -> str:
         return "known once the ranks see the data"
     if plan.updates_per_epoch is None:
         return f"{plan.num_updates}"
+    if plan.ramp is not None:
+        return f"{plan.num_updates}; an epoch is {plan.updates_per_epoch} full ones, {plan.samples_per_epoch:,} samples"
     epochs = plan.num_updates / plan.updates_per_epoch
     return (
         f"{plan.num_updates} = {epochs:.4g} epochs of {plan.updates_per_epoch} updates, "

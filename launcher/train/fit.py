@@ -11,13 +11,14 @@ from torch import Tensor
 from launcher.config.choices import LossSpike
 from launcher.errors import NonFiniteError
 from launcher.observe.text import some
+from launcher.plan.durations import Every
 from launcher.plan.schedule import LearningRate, MomentumWarmup
 from launcher.train import heart, stopping
 from launcher.train.batch_norm import ghosts
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
-from launcher.train.optim import set_momentum
+from launcher.train.optim import set_group_warmup, set_momentum
 from launcher.train.parallel.mesh import Place
 from launcher.train.reporter import Progress, Reporter
 from launcher.train.sharding.base import Sharding, StepResult
@@ -31,7 +32,7 @@ class Policy:
 
     num_updates: int
     max_grad_norm: float | None
-    validate_every: int | None
+    validate_every: Every | None
     log_every: int
     max_skipped_in_a_row: int
     """1: the first update with non-finite values ends the run."""
@@ -112,6 +113,7 @@ class Fit:
         window = self._upcoming or self.windows.get(progress.update + 1)
         self._upcoming = None
         lr = self.rate(progress.applied)
+        set_group_warmup(self.sharding.optimizer, self.rate, progress.applied)
         if self.momentum is not None:
             set_momentum(self.sharding.optimizer, self.momentum(progress.applied))
         loss, step = self._update(window, lr)
@@ -206,7 +208,7 @@ class Fit:
     def _validate_if_due(self) -> None:
         progress, every = self.progress, self.policy.validate_every
         update = progress.update
-        is_due = update == self.policy.num_updates or (every is not None and update % every == 0)
+        is_due = update == self.policy.num_updates or (every is not None and every.is_due(update))
         if self.validate is None or not is_due or update == progress.validated:
             return
         progress.validation, progress.validated = self.validate(), update

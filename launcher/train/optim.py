@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from launcher.errors import ConfigError, LauncherError
+from launcher.plan.schedule import LearningRate
 from launcher.train.build import build, locate
 
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
@@ -55,6 +56,14 @@ def set_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> None:
         group["momentum"] = momentum
 
 
+def set_group_warmup(optimizer: torch.optim.Optimizer, rate: LearningRate, applied: int) -> None:
+    """What groups with a `warmup_from` of their own add to the run's rate in the next update."""
+    for group in optimizer.param_groups:
+        own = group.get("warmup_from")
+        if own is not None:
+            group["lr_offset"] = (1 - rate.risen(applied)) * (own - rate.start * group["lr_scale"])
+
+
 def _all_on_a_gpu(groups: Sequence[Sequence[nn.Parameter]]) -> bool:
     return all(one.device.type == "cuda" for group in groups for one in group)
 
@@ -65,8 +74,8 @@ def build_optimizer(
     """The optimizer of `config` over the model's trainable parameters, in the plan's groups. `is_part`: the model is a
     stage of one.
 
-    Each of its param_groups carries `lr_scale`, for the learning rate is set before every update, and `index`, its
-    place among the planned ones.
+    Each of its param_groups carries `lr_scale` and maybe `warmup_from`, for the learning rate is set before every
+    update, and `index`, its place among the planned ones.
     """
     target = locate(config["_target_"], "optimizer._target_")
     takes_decay = "weight_decay" in inspect.signature(target).parameters
@@ -75,6 +84,8 @@ def build_optimizer(
     for index, (parameters, planned) in enumerate(zip(split, planned_groups, strict=True)):
         group: dict[str, Any] = {"params": parameters, "lr": planned["lr"], "lr_scale": planned["lr_scale"]}
         group["index"] = index
+        if "warmup_from" in planned:
+            group["warmup_from"] = planned["warmup_from"]
         if planned["weight_decay"] is not None:
             if not takes_decay:
                 problem = f"{config['_target_']} takes no weight_decay"

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from launcher.config.choices import StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, DataError, LauncherError
-from launcher.plan.batch import WindowTable
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts, token_targets
+from launcher.plan.ramp import check_sizes, ramp_ends
+from launcher.plan.timing import table_of
+from launcher.plan.windows import WindowTable
 from launcher.train.batch_norm import batch_norms
 from launcher.train.build import build
 from launcher.train.deferred import Blueprint, defer
@@ -238,9 +240,25 @@ def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, i
     if not targets:
         return {}
     lengths = sample_lengths(parts.task, parts.train, config.run.seed)
-    batch = divide(config.batch, degree, None).batch
-    windows = WindowTable(len(parts.train), batch.global_batch_size, config.data.drop_last)
-    return count_updates(lengths, windows, targets, seed=config.run.seed, shuffle=config.data.shuffle)
+    full = divide(config.batch, degree, None).batch.global_batch_size
+    return count_through_ramp(config, lengths, full, targets)
+
+
+def count_through_ramp(config: Config, lengths: np.ndarray, full: int, targets: Sequence[Fraction]) -> dict[str, int]:
+    """As `count_updates` for the windows of this configuration, whose ramp may itself go by tokens.
+
+    Args:
+        full: samples of a window after the ramp.
+    """
+    seed, shuffle = config.run.seed, config.data.shuffle
+    found: dict[str, int] = {}
+    for index, end in enumerate(ramp_ends(config)):
+        if end.unit == "tokens":  # takes the windows of the stages before it, and of its own for as long as it lasts
+            size, _ = check_sizes(config.batch.ramp[index], index)
+            windows = table_of(config, len(lengths), size, found, stages=index)
+            found |= count_updates(lengths, windows, [end.value], seed=seed, shuffle=shuffle)
+    windows = table_of(config, len(lengths), full, found)
+    return count_updates(lengths, windows, targets, seed=seed, shuffle=shuffle)
 
 
 def sample_lengths(task: Any, data: Any, seed: int) -> np.ndarray:
@@ -269,19 +287,21 @@ def count_updates(
         raise DataError("data.train: no sample has any tokens")
     found: dict[str, int] = {}
     tokens, epoch = 0, 0
-    is_whole = windows.samples_used_per_epoch == windows.samples_per_epoch
+    is_whole = not windows.drop_last or (
+        not windows.ramp and windows.samples_used_per_epoch == windows.samples_per_epoch
+    )
     for target in sorted(targets):
         if is_whole:  # every epoch holds as many tokens: only the last one is walked through
             epoch = max(epoch, (ceil(target) - 1) // int(lengths.sum()))
             tokens = epoch * int(lengths.sum())
         while str(target) not in found:
             order = epoch_order(seed, epoch, windows.samples_per_epoch, shuffle=shuffle)
-            first = epoch * windows.updates_per_epoch + 1
-            bounds = [windows.window(first + i) for i in range(windows.updates_per_epoch)]
+            first, last = (windows.updates_for_epochs(Fraction(epoch + i)) for i in (0, 1))
+            bounds = [windows.window(update) for update in range(first + 1, last + 1)]
             ends = tokens + np.cumsum([lengths[order[one.start : one.stop]].sum() for one in bounds])
             index = int(np.searchsorted(ends, float(target)))
             if index < len(ends):
-                found[str(target)] = first + index
+                found[str(target)] = first + 1 + index
             else:
                 if ends[-1] == tokens or epoch > _MOST_EPOCHS:
                     raise DataError(f"{float(target):g} tokens aren't reached in {epoch} epochs of data.train")

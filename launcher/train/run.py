@@ -21,8 +21,8 @@ from launcher.observe.tracker import tracking
 from launcher.outcome import SCRATCH
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
-from launcher.plan.plan import Plan, learning_rate, solve_again, windows_of
-from launcher.plan.schedule import build_momentum
+from launcher.plan.plan import Plan, solve_again, timing_of
+from launcher.plan.timing import Timing, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
@@ -147,7 +147,9 @@ def assemble(
         rounds=None if stages is None else stages.rounds,
         group_size=config.model_patches.ghost_size,
     )
-    policy = _policy(config, plan)
+    timing = timing_of(config, plan, facts)
+    assert timing.rate is not None, "known with num_updates"
+    policy = _policy(config, plan, timing)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     reader = replace(reader, equal_steps=sharding.forward_is_collective)
     runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
@@ -164,11 +166,10 @@ def assemble(
     reporter = Reporter(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
-    saver = None if run is None else make_saver(config, plan, run, sharding, place, reporter.say)
-    rate = learning_rate(config, plan, facts)
+    saver = None if run is None else make_saver(config, timing, run, sharding, place, reporter.say)
     training = config.training
     spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
-    momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
+    rate, momentum = timing.rate, timing.momentum
     return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum)
 
 
@@ -180,13 +181,13 @@ def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages |
     return cut_into_stages(config, plan, parts, place)
 
 
-def _policy(config: Config, plan: Plan) -> Policy:
+def _policy(config: Config, plan: Plan, timing: Timing) -> Policy:
     assert plan.num_updates is not None
     training = config.training
     return Policy(
         plan.num_updates,
         training.max_grad_norm,
-        plan.validate_every_updates,
+        timing.validate_every,
         plan.log_every_updates or 1,
         1 if training.on_nonfinite is OnNonfinite.stop else training.max_skipped_in_a_row,
     )

@@ -148,6 +148,7 @@ def _base(config: Config, window: int) -> Config:
             micro_batch_size=MICRO_BATCH,
             gradient_accumulation_steps="auto",
             micro_batch_tokens=None,
+            ramp=[],
         ),
         training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1),
         model_patches=in_evaluation(config.model_patches),

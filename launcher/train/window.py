@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from launcher.plan.batch import BatchPlan, WindowTable, rank_slice
+from launcher.plan.batch import BatchPlan, rank_slice
+from launcher.plan.windows import WindowTable
 from launcher.train import heart
 from launcher.train.layout import Layout, by_length, by_tokens, in_order_of_arrival, in_whole_groups
 from launcher.train.loading import load
@@ -107,7 +108,7 @@ class Windows:
         weight, tokens = self.place.sum([sum(one.weight for one in read), sum(one.tokens or 0 for one in read)])
         return Window(
             update=update,
-            epoch=self.table.samples_after(update) / self.table.samples_used_per_epoch,
+            epoch=float(self.table.epochs_after(update)),
             micro_batches=[MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read],
             indices=indices,
             weight=weight,

@@ -173,7 +173,7 @@ def test_reading_and_freezing_go_round():
     assert config.schedule.decay.at == [10, "90%"]
     assert config.batch.layout.name == "arrival"
     assert config.training.max_grad_norm is None
-    assert config.optimizer["groups"] == [{"match": "bias", "lr_scale": 2.0, "weight_decay": None}]
+    assert config.optimizer["groups"] == [{"match": "bias", "lr_scale": 2.0, "weight_decay": None, "warmup_from": None}]
 
 
 def test_relative_paths_become_absolute():

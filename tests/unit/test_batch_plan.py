@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError, DataError
-from launcher.plan.batch import MICRO_BATCH_CAP, BatchPlan, Window, WindowTable, parse_count, rank_slice
+from launcher.plan.batch import MICRO_BATCH_CAP, BatchPlan, parse_count, rank_slice
+from launcher.plan.windows import Window, WindowTable
 
 sizes = st.integers(1, 400)
 degrees = st.integers(1, 17)

@@ -5,6 +5,8 @@ from itertools import pairwise
 from math import cos, pi
 
 import pytest
+import torch
+from accumulation import ultralytics
 from configs import composed_text, config_text
 
 from launcher.config.choices import Device, Layout
@@ -14,8 +16,11 @@ from launcher.config.validate import parse
 from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
-from launcher.plan.plan import Plan, learning_rate, make_plan, windows_of
-from launcher.plan.schedule import LearningRate, build_momentum
+from launcher.plan.plan import Plan, make_plan, timing_of
+from launcher.plan.schedule import LearningRate
+from launcher.plan.timing import windows_of
+from launcher.train.optim import set_group_warmup
+from launcher.train.sharding.base import group_rate
 
 IMAGENET = Facts(samples=1_281_167, knows_lengths=False, batch_norm_layers=53)
 DIGITS = Facts(samples=1617, knows_lengths=False, batch_norm_layers=20)
@@ -25,7 +30,9 @@ ALPACA = Facts(samples=52_002, knows_lengths=True)
 def recipe(name: str, facts: Facts, ranks: int, *overrides: str) -> tuple[Config, Plan, LearningRate]:
     config = parse(config_text(f"experiment={name}", *overrides))
     plan = make_plan(config, facts, world=World(1, ranks, Device.cpu))
-    return config, plan, learning_rate(config, plan, facts)
+    rate = timing_of(config, plan, facts).rate
+    assert rate is not None
+    return config, plan, rate
 
 
 def steps(config: Config, plan: Plan, facts: Facts, updates: int) -> list[int]:
@@ -126,20 +133,33 @@ def test_llm_finetune() -> None:
 )
 def test_yolo_nominal(size: int, accumulated: int, decay: float) -> None:
     config, plan, rate = recipe("yolo_nominal", DIGITS, 2, f"nominal.batch_size={size}")
-    epoch = -(-1617 // (size * accumulated))
+    full = size * accumulated
+    ends = [0]  # of windows, in digits: accumulated as there, but that an epoch ends its last one
+    for windows in ultralytics(1617, 100, size, 64, warmup=3):
+        ends.append(min(ends[-1] + windows * size, -(-(ends[-1] + 1) // 1617) * 1617))
+    warmup, two_epochs = ends.index(3 * 1617), ends.index(2 * 1617)
     assert (plan.global_batch_size, plan.gradient_accumulation_steps) == (size * accumulated, accumulated)
     assert plan.micro_batch_size == size // 2
-    assert (plan.num_updates, plan.warmup_updates) == (100 * epoch, 3 * epoch)
-    assert [group["weight_decay"] for group in plan.param_groups] == [0.0, pytest.approx(decay)]
-    assert [rate(n) for n in range(2 * epoch)] == pytest.approx(
-        [0.01 * (n + 1) / (3 * epoch) for n in range(2 * epoch)]
-    )
-    momentum = build_momentum(config.schedule, config.optimizer, 3 * epoch)
+    assert (plan.num_updates, plan.warmup_updates) == (len(ends) - 1, warmup)
+    assert plan.num_updates == warmup + 97 * -(-1617 // full)
+    table = windows_of(config, DIGITS, plan.batch)
+    assert table is not None
+    assert [table.samples_after(n) for n in range(two_epochs + 1)] == ends[: two_epochs + 1]
+    assert [group["weight_decay"] for group in plan.param_groups] == [0.0, 0.0, pytest.approx(decay)]
+    risen = [end / (3 * 1617) for end in ends[1 : two_epochs + 1]]
+    assert [rate(n) for n in range(two_epochs)] == pytest.approx([0.01 * one for one in risen])
+    momentum = timing_of(config, plan, DIGITS).momentum
     assert momentum is not None
-    by_hand = [0.8 + 0.137 * (n + 1) / (3 * epoch) for n in range(2 * epoch)]
-    assert [momentum(n) for n in range(2 * epoch)] == pytest.approx(by_hand, rel=1e-12)
-    assert momentum(3 * epoch - 1) == momentum(100 * epoch) == 0.937
-    assert rate(100 * epoch) == pytest.approx(1e-4)
+    assert [momentum(n) for n in range(two_epochs)] == pytest.approx([0.8 + 0.137 * one for one in risen], rel=1e-12)
+    assert momentum(warmup - 1) == momentum(plan.num_updates) == 0.937
+    biases, weights = ({"params": [torch.zeros(1)], "lr_scale": 1.0, **more} for more in ({"warmup_from": 0.1}, {}))
+    optimizer = torch.optim.SGD([biases, weights])
+    for n in range(two_epochs):  # from 0.1 down to 0.01
+        set_group_warmup(optimizer, rate, n)
+        set_to = [group_rate(group, rate(n)) for group in optimizer.param_groups]
+        assert set_to == pytest.approx([0.1 - 0.09 * risen[n], 0.01 * risen[n]], rel=1e-12)
+    assert [group.get("warmup_from") for group in plan.param_groups] == [0.1, None, None]
+    assert rate(plan.num_updates) == pytest.approx(1e-4)
     assert (config.training.max_grad_norm, plan.lr) == (10.0, 0.01)
 
 

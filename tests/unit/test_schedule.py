@@ -13,8 +13,10 @@ from launcher.config.choices import WarmupFrom
 from launcher.config.decays import ConstantDecay, CosineDecay, DecayConfig, LinearDecay, StepDecay, WsdDecay
 from launcher.config.schema import ScheduleConfig
 from launcher.errors import ConfigError
-from launcher.plan.batch import BatchPlan, WindowTable
-from launcher.plan.schedule import Clock, Duration, LearningRate, NeedsData, build_learning_rate, build_momentum
+from launcher.plan.batch import BatchPlan
+from launcher.plan.durations import Clock, Duration, NeedsData
+from launcher.plan.schedule import LearningRate, build_learning_rate, build_momentum
+from launcher.plan.windows import WindowTable
 from launcher.train.parts import count_updates
 
 
@@ -310,12 +312,13 @@ def test_batches_that_do_not_divide_meet_at_the_end_of_every_epoch(decay: str) -
 
 def test_momentum_rises_with_the_rate() -> None:
     schedule = ScheduleConfig("4 updates", decay=ConstantDecay(), warmup_momentum=0.5)
-    momentum = build_momentum(schedule, {"momentum": 0.9}, 4)
+    momentum = build_momentum(schedule, {"momentum": 0.9}, build(ConstantDecay(), 10, warmup=4))
     assert momentum is not None
     assert [momentum(n) for n in range(6)] == pytest.approx([0.6, 0.7, 0.8, 0.9, 0.9, 0.9])
     assert momentum(3) == momentum(100) == 0.9
     assert momentum.line() == "momentum rises from 0.5 to 0.9 in 4 updates of warmup"
-    assert build_momentum(ScheduleConfig(4, decay=ConstantDecay()), {"momentum": 0.9}, 4) is None
+    without = ScheduleConfig(4, decay=ConstantDecay())
+    assert build_momentum(without, {"momentum": 0.9}, build(ConstantDecay(), 10, warmup=4)) is None
 
 
 @pytest.mark.parametrize(
@@ -332,7 +335,7 @@ def test_momentum_rises_with_the_rate() -> None:
 def test_momentum_that_cannot_rise(start: float, optimizer: dict[str, object], updates: int, says: str) -> None:
     schedule = ScheduleConfig(updates, decay=ConstantDecay(), warmup_momentum=start)
     with pytest.raises(ConfigError, match=says) as error:
-        build_momentum(schedule, optimizer, updates)
+        build_momentum(schedule, optimizer, build(ConstantDecay(), 10, warmup=updates))
     assert error.value.key == "schedule.warmup_momentum"
 
 

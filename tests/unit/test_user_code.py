@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from launcher.config.choices import Device, PrecisionName
 from launcher.config.validate import parse
 from launcher.errors import ConfigError, LauncherError
-from launcher.plan.batch import WindowTable
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
+from launcher.plan.windows import WindowTable
 from launcher.train.evaluate import Reader, validate
 from launcher.train.parallel.mesh import Place
 from launcher.train.parallel.precision import Precision

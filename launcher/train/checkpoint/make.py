@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from launcher.config.choices import Offload
 from launcher.config.schema import Config
-from launcher.plan.plan import Plan, checkpoint_every_seconds
+from launcher.plan.plan import checkpoint_every_seconds
+from launcher.plan.timing import Timing
 from launcher.run_dir import RunDir
 from launcher.train.checkpoint.saver import Saver, Schedule
 from launcher.train.checkpoint.store import Ranks
@@ -18,7 +19,7 @@ from launcher.train.sharding.zero_state import ZeroState
 
 
 def make_saver(
-    config: Config, plan: Plan, run: RunDir, sharding: Sharding, place: Place, say: Callable[[str], None]
+    config: Config, timing: Timing, run: RunDir, sharding: Sharding, place: Place, say: Callable[[str], None]
 ) -> Saver | None:
     """The saver of this run's checkpoints. Every rank calls it alike, for it makes a process group. None: states lie
     on a disk, where no checkpoint looks."""
@@ -26,7 +27,7 @@ def make_saver(
         return None
     every = config.checkpoint
     schedule = Schedule(
-        plan.checkpoint_every_updates,
+        timing.checkpoint_every,
         checkpoint_every_seconds(config),
         every.keep_last,
         every.async_save,

@@ -14,6 +14,7 @@ from launcher import checkpoints
 from launcher.checkpoints import Checkpoint
 from launcher.config.choices import OnError
 from launcher.errors import LauncherError, StorageError
+from launcher.plan.durations import Every
 from launcher.run_dir import RunDir
 from launcher.train.checkpoint import planner, store
 from launcher.train.checkpoint.pieces import Piece, to_write
@@ -21,7 +22,7 @@ from launcher.train.checkpoint.store import Ranks
 from launcher.train.sharding.base import Sharding
 from launcher.train.sharding.state import State
 
-_SETTINGS = ("lr", "params", "index", "lr_scale")
+_SETTINGS = ("lr", "params", "index", "lr_scale", "warmup_from", "lr_offset")
 """What of an optimizer's groups is set before every update, or by the plan."""
 
 
@@ -29,7 +30,7 @@ _SETTINGS = ("lr", "params", "index", "lr_scale")
 class Schedule:
     """When a checkpoint is due; None, None: only when the run is stopped, and at its end."""
 
-    updates: int | None
+    updates: Every | None
     seconds: float | None
     keep_last: int
     is_async: bool
@@ -117,7 +118,7 @@ class Saver:
 
     def is_due(self, update: int) -> bool:
         """Whether a checkpoint is due after this window by their number. The same on every rank."""
-        return self.schedule.updates is not None and update % self.schedule.updates == 0
+        return self.schedule.updates is not None and self.schedule.updates.is_due(update)
 
     @property
     def is_time(self) -> bool:

@@ -35,6 +35,11 @@ class StepResult:
     """Whether it was left out for its loss, which is finite and too high."""
 
 
+def group_rate(group: Mapping[str, Any], lr: float) -> float:
+    """The rate of an optimizer's group where that of the run is `lr`."""
+    return float(lr * group["lr_scale"] + group.get("lr_offset", 0.0))
+
+
 @dataclass(frozen=True)
 class Material:
     """What a sharding is made of."""
@@ -276,7 +281,7 @@ class Sharding(ABC):
             if max_norm is not None:
                 clip([local(one) for one in gradients], max_norm, grad_norm)
             for group in self.optimizer.param_groups:
-                group["lr"] = lr * group["lr_scale"]
+                group["lr"] = group_rate(group, lr)
             self.optimizer.step()
         self.clear_gradients()
         return self.result(grad_norm, applied=applied, finite=finite)

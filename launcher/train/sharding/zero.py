@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from launcher.config.choices import StrategyName
-from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult
+from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult, group_rate
 from launcher.train.sharding.zero_check import check_zero_parts
 from launcher.train.sharding.zero_engine import Reduction, make_engine
 
@@ -82,7 +82,7 @@ class Zero(Sharding):
             self.clear_gradients()
             return self.result(grad_norm, applied=False, finite=finite)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+            group["lr"] = group_rate(group, lr)
         self._zero.clip_grad = max_norm or 0.0
         if self.scaler is not None:
             self._zero.override_loss_scale(1 / self._unscale)
