@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.choices import Device, StrategyName, SubmitKind
+from launcher.config.parallel import MeshConfig
 from launcher.config.places import ClusterConfig, SubmitConfig
-from launcher.config.schema import MeshConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
 

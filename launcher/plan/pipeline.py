@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from launcher.config.schema import Config, PipelineConfig
+from launcher.config.parallel import PipelineConfig
+from launcher.config.schema import Config
 from launcher.errors import ConfigError, nearest
 from launcher.plan.batch import MICRO, BatchPlan, parse_count
 from launcher.plan.division import Division

@@ -16,7 +16,7 @@ from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
 from launcher.plan.notes import half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
-from launcher.plan.ramp import check_ramp, ramp_lines, ramp_table
+from launcher.plan.ramp import ramp_lines
 from launcher.plan.scaling import Scaled, rule_notes, scale
 from launcher.plan.strategy import settle_strategy
 from launcher.plan.timing import Timing, make_timing, windows_of
@@ -124,7 +124,6 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     batch = division.batch
     if is_new:
         _check_fewer_nodes(config, world, batch)
-    check_ramp(config.batch, config.scaling)
     windows = windows_of(config, facts, batch)
     check_batch_norm(config.model_patches, division, windows, world.device)
     scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
@@ -153,7 +152,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         strategy=config.strategy.name.value,
         precision=config.precision.name.value,
         seed=config.run.seed,
-        **timing.fields(windows),
+        **timing.fields(config, windows),
         base_lr=float(config.optimizer["lr"]),
         lr=scaled.lr,
         scaling_rule=config.scaling.rule.value,
@@ -166,7 +165,6 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         facts=asdict(facts),
         arithmetic=[*division.lines(), *scaled.lines, *ramp_lines(config, windows, scaled.lr), *timing.lines],
         notes=notes,
-        ramp=ramp_table(config, windows),
     )
 
 

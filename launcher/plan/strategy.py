@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.config.choices import Offload, PrecisionName, Recompute, ReduceEach, StrategyName
-from launcher.config.schema import ActivationCheckpointConfig, Config, PrecisionConfig, StrategyConfig
+from launcher.config.parallel import ActivationCheckpointConfig, PrecisionConfig, StrategyConfig
+from launcher.config.schema import Config
 from launcher.errors import ConfigError
 from launcher.plan.division import Division
 from launcher.plan.facts import Facts

@@ -11,7 +11,7 @@ from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan
 from launcher.plan.durations import TRAINING_DURATION, Clock, Duration, Every, NeedsData
 from launcher.plan.facts import Facts
-from launcher.plan.ramp import follows_ramp, ramp_stages
+from launcher.plan.ramp import check_ramp, follows_ramp, ramp_stages, ramp_table
 from launcher.plan.schedule import LearningRate, MomentumWarmup, build_learning_rate, build_momentum
 from launcher.plan.windows import WindowTable
 
@@ -32,7 +32,7 @@ class Timing:
         """What beside the rate changes with it, for people to read."""
         return [] if self.momentum is None else [self.momentum.line()]
 
-    def fields(self, windows: WindowTable | None) -> dict[str, Any]:
+    def fields(self, config: Config, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""
         return {
             "samples_per_epoch": windows.samples_used_per_epoch if windows else None,
@@ -43,11 +43,17 @@ class Timing:
             "log_every_updates": self.log_every.updates if self.log_every else None,
             "checkpoint_every_updates": self.checkpoint_every.updates if self.checkpoint_every else None,
             "lr_table": self.rate.table() if self.rate else None,
+            "ramp": ramp_table(config, windows),
         }
 
 
 def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | None:
-    """Which window lies where; None while the length of the training set isn't known."""
+    """Which window lies where; None while the length of the training set isn't known.
+
+    Raises:
+        ConfigError: a ramp that can't work.
+    """
+    check_ramp(config.batch, config.scaling)
     if facts.samples is None:
         return None
     return table_of(config, facts.samples, batch.global_batch_size, facts.updates_at_tokens)

@@ -5,7 +5,8 @@ from ctypes.util import find_library
 from typing import Any
 
 from launcher.config.choices import Device, Offload, PrecisionName, ReduceEach
-from launcher.config.schema import Config, StrategyConfig
+from launcher.config.parallel import StrategyConfig
+from launcher.config.schema import Config
 from launcher.errors import ConfigError, nearest
 from launcher.plan.mesh import World
 

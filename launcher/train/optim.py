@@ -64,6 +64,12 @@ def set_group_warmup(optimizer: torch.optim.Optimizer, rate: LearningRate, appli
             group["lr_offset"] = (1 - rate.risen(applied)) * (own - rate.start * group["lr_scale"])
 
 
+def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives every group its rate where that of the run is `lr`."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"] + group.get("lr_offset", 0.0)
+
+
 def _all_on_a_gpu(groups: Sequence[Sequence[nn.Parameter]]) -> bool:
     return all(one.device.type == "cuda" for group in groups for one in group)
 

@@ -20,7 +20,8 @@ from launcher.config.choices import (
     StrategyName,
 )
 from launcher.config.decays import ConstantDecay
-from launcher.config.schema import Config, MeshConfig, PipelineConfig, PrecisionConfig, ScalingConfig, ScheduleConfig
+from launcher.config.parallel import MeshConfig, PipelineConfig, PrecisionConfig
+from launcher.config.schema import Config, ScalingConfig, ScheduleConfig
 from launcher.errors import ConfigError
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan

@@ -6,7 +6,7 @@ from math import cos, pi, sqrt
 import numpy as np
 import pytest
 from configs import config_text
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.config.choices import Device
@@ -66,6 +66,7 @@ def walked_tokens(lengths: list[int], sizes: list[tuple[int, int]], full: int) -
     return found[: len(sizes)]
 
 
+@settings(deadline=None)  # a configuration is composed each time
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=4, max_size=20),
     sizes=st.lists(st.integers(1, 4), min_size=2, max_size=2),

@@ -106,7 +106,7 @@ stages = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     samples=st.integers(9, 30),
     full=st.integers(1, 9),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from launcher.config.choices import Recompute
-from launcher.config.schema import ActivationCheckpointConfig
+from launcher.config.parallel import ActivationCheckpointConfig
 from launcher.train.buffers import borrowed_buffers, keep_buffers
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from launcher.config.choices import StrategyName
-from launcher.config.schema import StrategyConfig
+from launcher.config.parallel import StrategyConfig
 from launcher.errors import ConfigError, nearest
 
 

@@ -16,6 +16,7 @@ from launcher.errors import LauncherError
 from launcher.optim.local import local
 from launcher.optim.norm import clip, sum_of_squares
 from launcher.train.checkpoint.pieces import Named
+from launcher.train.optim import set_rates
 from launcher.train.parallel.precision import LossScale, Precision
 
 
@@ -33,11 +34,6 @@ class StepResult:
     """Whether only the scale of the loss was too large: it has been halved since."""
     spike: bool = False
     """Whether it was left out for its loss, which is finite and too high."""
-
-
-def group_rate(group: Mapping[str, Any], lr: float) -> float:
-    """The rate of an optimizer's group where that of the run is `lr`."""
-    return float(lr * group["lr_scale"] + group.get("lr_offset", 0.0))
 
 
 @dataclass(frozen=True)
@@ -280,8 +276,7 @@ class Sharding(ABC):
         if applied:
             if max_norm is not None:
                 clip([local(one) for one in gradients], max_norm, grad_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = group_rate(group, lr)
+            set_rates(self.optimizer, lr)
             self.optimizer.step()
         self.clear_gradients()
         return self.result(grad_norm, applied=applied, finite=finite)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor
 
 from launcher.config.choices import Offload, ReduceEach
-from launcher.config.schema import StrategyConfig
+from launcher.config.parallel import StrategyConfig
 from launcher.optim.local import local
 from launcher.optim.norm import sum_of_squares
 from launcher.train.parallel.mesh import Pipe

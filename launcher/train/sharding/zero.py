@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from launcher.config.choices import StrategyName
-from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult, group_rate
+from launcher.train.optim import set_rates
+from launcher.train.sharding.base import LossModule, Material, Sharding, StepResult
 from launcher.train.sharding.zero_check import check_zero_parts
 from launcher.train.sharding.zero_engine import Reduction, make_engine
 
@@ -81,8 +82,7 @@ class Zero(Sharding):
         if not applied:
             self.clear_gradients()
             return self.result(grad_norm, applied=False, finite=finite)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group_rate(group, lr)
+        set_rates(self.optimizer, lr)
         self._zero.clip_grad = max_norm or 0.0
         if self.scaler is not None:
             self._zero.override_loss_scale(1 / self._unscale)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from launcher.config.schema import StrategyConfig
+from launcher.config.parallel import StrategyConfig
 from launcher.errors import ConfigError
 
 
