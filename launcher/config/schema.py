@@ -146,6 +146,10 @@ class ModelPatchesConfig:
     statistics over groups of ghost_size samples in the window's order, the same for any ranks and micro-batches."""
     ghost_size: int | None = None
     """Samples that share statistics under batch_norm=ghost; divides the micro-batch."""
+    precise_batch_norm: int | None = None
+    """Before a validation and for the final model, batch norm's running statistics are those of so many training
+    samples with the parameters as they are then (precise BN, Wu and Johnson 2021); null: the moving averages of
+    training."""
 
 
 @dataclass

@@ -190,6 +190,9 @@ def _check_patches(patches: ModelPatchesConfig) -> None:
     is_ghost, size, key = patches.batch_norm is BatchNormPatch.ghost, patches.ghost_size, "model_patches.ghost_size"
     if is_ghost and (size is None or size < 2):
         raise ConfigError(key, size, "model_patches.batch_norm=ghost needs a whole number of at least 2")
+    if patches.precise_batch_norm is not None and patches.precise_batch_norm < 2:
+        problem = "must be a whole number of at least 2, or null"
+        raise ConfigError("model_patches.precise_batch_norm", patches.precise_batch_norm, problem)
     if not is_ghost and size is not None:
         problem = f"has no effect: model_patches.batch_norm is {patches.batch_norm.value}"
         raise ConfigError(key, size, problem, hint="model_patches.batch_norm=ghost")

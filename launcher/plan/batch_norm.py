@@ -10,21 +10,32 @@ from launcher.plan.windows import WindowTable
 
 KEY = "model_patches.batch_norm"
 SIZE = "model_patches.ghost_size"
+PRECISE = "model_patches.precise_batch_norm"
 
 
 def check_batch_norm(
-    patches: ModelPatchesConfig, division: Division, windows: WindowTable | None, device: Device
+    patches: ModelPatchesConfig, division: Division, windows: WindowTable | None, device: Device, facts: Facts, pp: int
 ) -> None:
     """That what batch norm is replaced by works on this device and with this layout.
 
     Raises:
         ConfigError: it doesn't; says what would.
     """
+    if patches.precise_batch_norm is not None:
+        _check_precise(patches.precise_batch_norm, facts, pp)
     if patches.batch_norm is BatchNormPatch.sync:
         _check_sync(division, windows, device)
     elif patches.batch_norm is BatchNormPatch.ghost:
         assert patches.ghost_size is not None
         _check_ghost(division, patches.ghost_size)
+
+
+def _check_precise(samples: int, facts: Facts, pp: int) -> None:
+    if facts.batch_norm_layers == 0:
+        raise ConfigError(PRECISE, samples, "has no effect: the model has no batch norm", hint=f"{PRECISE}=null")
+    if pp > 1:
+        problem = "needs the whole model in one forward, and mesh.pp cuts it into stages"
+        raise ConfigError(PRECISE, samples, problem, hint=f"mesh.pp=1, or {PRECISE}=null")
 
 
 def _check_sync(division: Division, windows: WindowTable | None, device: Device) -> None:

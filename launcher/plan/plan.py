@@ -125,7 +125,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     if is_new:
         _check_fewer_nodes(config, world, batch)
     windows = windows_of(config, facts, batch)
-    check_batch_norm(config.model_patches, division, windows, world.device)
+    check_batch_norm(config.model_patches, division, windows, world.device, facts, mesh.pp)
     scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
     strategy = settle_strategy(config, mesh, world, division, facts, pipeline)

@@ -62,7 +62,12 @@ class Reader:
 
     def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterator[MicroBatch]:
         """The same on the rank's device."""
-        for read in self.read(data, indices):
+        return self.turns(data, self._turns(indices))
+
+    def turns(self, data: Any, turns: list[list[Item]]) -> Iterator[MicroBatch]:
+        """Micro-batches of these rows on the rank's device."""
+        for read in self._load(data, turns):
+            heart.beat()
             yield MicroBatch(to_device(read.batch, self.place.device), read.num_real)
 
     def in_rounds(self, data: Any, indices: Sequence[int]) -> Iterator[tuple[int, list[MicroBatch]]]:

@@ -20,6 +20,7 @@ from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
 from launcher.train.optim import set_group_warmup, set_momentum
 from launcher.train.parallel.mesh import Place
+from launcher.train.precise import PreciseBatchNorm
 from launcher.train.reporter import Progress, Reporter
 from launcher.train.sharding.base import Sharding, StepResult
 from launcher.train.spikes import SpikeGuard
@@ -64,6 +65,8 @@ class Fit:
     progress: Progress = field(default_factory=Progress)
     momentum: MomentumWarmup | None = None
     """None: it doesn't change."""
+    precise: PreciseBatchNorm | None = None
+    """What gives batch norm its statistics for an evaluation; None: those of the training are taken."""
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None

@@ -1,6 +1,7 @@
 """What `model_patches` changes in a model: once, as it is built, before anything wraps it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from torch import nn
@@ -47,7 +48,7 @@ def patch_model(model: nn.Module, patches: ModelPatchesConfig) -> nn.Module:
 def in_evaluation(patches: ModelPatchesConfig) -> ModelPatchesConfig:
     """Those that matter for a model in evaluation: ghost and synchronised batch norm differ in training alone."""
     is_same = patches.batch_norm in (BatchNormPatch.ghost, BatchNormPatch.sync)
-    return ModelPatchesConfig() if is_same else patches
+    return ModelPatchesConfig() if is_same else replace(patches, precise_batch_norm=None)
 
 
 def _replaced(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from launcher.config.choices import Offload, OnNonfinite
 from launcher.config.schema import Config
@@ -30,7 +31,9 @@ from launcher.train.evaluate import Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Runner
 from launcher.train.parallel.mesh import Place, take_place
+from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
+from launcher.train.precise import PreciseBatchNorm
 from launcher.train.reporter import Reporter
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.make import make_precision, make_sharding
@@ -66,6 +69,8 @@ def run_rank(run: RunDir, attempt: int) -> None:
             if fit.stopped:
                 stopping.leave_mark()
                 return
+            if fit.precise is not None:
+                fit.precise.settle()
             reader = make_reader(config, plan, parts, place)
             finish(run, config, parts, reader, place, fit.sharding, progress, started)
 
@@ -157,11 +162,13 @@ def assemble(
     if stages is not None:
         reader = replace(reader, rounds=stages.rounds)
         runner = pipeline = stages.runner(sharding, parts.task, precision, seed=seed)
+    precise = _precise(config, plan, parts, sharding.model, reader, precision)
     check = None
     if parts.validation is not None:
 
         def check() -> Validation:
-            return validate(sharding.model, parts.validation, reader, precision, pipeline)
+            with nullcontext() if precise is None else precise.lent():
+                return validate(sharding.model, parts.validation, reader, precision, pipeline)
 
     reporter = Reporter(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
@@ -170,7 +177,30 @@ def assemble(
     training = config.training
     spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
     rate, momentum = timing.rate, timing.momentum
-    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum)
+    return Fit(
+        windows,
+        runner,
+        sharding,
+        rate,
+        policy,
+        place,
+        check,
+        reporter,
+        saver,
+        spikes,
+        momentum=momentum,
+        precise=precise,
+    )
+
+
+def _precise(
+    config: Config, plan: Plan, parts: Parts, model: nn.Module, reader: Reader, precision: Precision
+) -> PreciseBatchNorm | None:
+    patches = config.model_patches
+    if patches.precise_batch_norm is None:
+        return None
+    size = patches.ghost_size or reader.micro_batch_size
+    return PreciseBatchNorm(model, parts.train, reader, precision, samples=patches.precise_batch_norm, size=size)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":
