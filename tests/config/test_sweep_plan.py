@@ -102,13 +102,19 @@ def test_i08_each_run_keeps_the_whole_composition(command, asked, tmp_path):
     assert first["model"]["note"] == second["model"]["note"] != "${now:%f}"
 
 
-def test_a_prepared_sweep_of_batches_and_seeds(command, asked):
+def test_a_prepared_sweep_of_rules_batches_and_seeds(command, asked):
     found = planned(command, "sweep=linear_scaling")
-    assert [(one["plan"]["global_batch_size"], one["plan"]["seed"]) for one in found] == [
-        (batch, seed) for batch in (64, 128, 256, 512) for seed in (0, 1, 2)
+    assert [(one["plan"]["scaling_rule"], one["plan"]["global_batch_size"], one["plan"]["seed"]) for one in found] == [
+        (rule, batch, seed) for rule in ("linear", "none") for batch in (64, 128, 256, 512) for seed in (0, 1, 2)
     ]
-    assert [one["plan"]["lr"] / one["plan"]["base_lr"] for one in found[::3]] == [1, 2, 4, 8]
+    assert [one["plan"]["lr"] / one["plan"]["base_lr"] for one in found[::3]] == [1, 2, 4, 8, 1, 1, 1, 1]
     assert {one["training"]["duration"] for one in asked[0]} == {"6400 samples"}
+
+
+def test_a_recipe_keeps_its_keys_in_a_prepared_sweep(command, asked):
+    found = planned(command, "experiment=digits_large_batch", "sweep=linear_scaling", "scaling.rule=linear")
+    assert [one["plan"]["lr"] for one in found[::3]] == pytest.approx([0.2, 0.4, 0.8, 1.6])  # 0.1 for 32 images
+    assert {one["training"]["duration"] for one in asked[0]} == {"9 epochs"}
 
 
 def test_what_is_given_takes_the_place_of_what_is_prepared(command, asked):
