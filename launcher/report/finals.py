@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from launcher.observe.plot import LOG_FROM
 from launcher.report.axes import finish, name_lines
 from launcher.report.noise import Sample
 from launcher.report.verdict import Judgement, Series, Verdict
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "D", "^", "v", "P")
 ROOM = 3.0
 """How far above the losses that hold the picture goes, in heights of those: one far above would flatten them all."""
+DECADES = 2.0
+"""The same where the axis is logarithmic, in powers of ten."""
 
 
 def draw_batches(axes: "Axes", verdict: Verdict) -> None:
@@ -44,8 +47,10 @@ def _top(verdict: Verdict, sample: Sample) -> float | None:
     values += [value for one in judged if one.sample and one.judgement in good for value in one.sample.values]
     values += [sample.mean + one.comparison.margin for one in judged if one.comparison and one.comparison.margin]
     height = max(values) - min(values)
-    top = max(values) + ROOM * height
     means = [one.sample.mean for one in judged if one.sample]
+    low = min([*values, *means])
+    is_log = low > 0 and max(means, default=low) / low > LOG_FROM
+    top = max(values) * 10**DECADES if is_log else max(values) + ROOM * height
     return top if height > 0 and max(means, default=top) > top else None
 
 
