@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from launcher.plan.timing import Timing, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
-from launcher.train.evaluate import Reader, Validation, validate
+from launcher.train.evaluate import Pipeline, Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Runner
 from launcher.train.parallel.mesh import Place, take_place
@@ -35,6 +35,7 @@ from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.precise import PreciseBatchNorm
 from launcher.train.reporter import Reporter
+from launcher.train.rounds import Rounds
 from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.spikes import SpikeGuard
@@ -129,29 +130,12 @@ def assemble(
     config: Config, plan: Plan, facts: Facts, parts: Parts, place: Place, run: RunDir | None, attempt: int = 0
 ) -> Fit:
     """Everything that trains, put together. `run`: where rank 0 writes; None: nowhere."""
-    table = windows_of(config, facts, plan.batch)
-    assert table is not None
     assert plan.num_updates is not None
     seed = config.run.seed
     parts.model.train()
     stages = _stages(config, plan, parts, place)
     sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part)
-    assert plan.layout is not None
-    windows = Windows(
-        parts.train,
-        parts.task,
-        plan.batch,
-        table,
-        place,
-        seed=seed,
-        shuffle=config.data.shuffle,
-        layout=plan.layout,
-        workers=config.data.workers,
-        num_updates=plan.num_updates,
-        micro_batch_tokens=plan.micro_batch_tokens,
-        rounds=None if stages is None else stages.rounds,
-        group_size=config.model_patches.ghost_size,
-    )
+    windows = _windows(config, plan, facts, parts, place, None if stages is None else stages.rounds)
     timing = timing_of(config, plan, facts)
     assert timing.rate is not None, "known with num_updates"
     policy = _policy(config, plan, timing)
@@ -163,13 +147,7 @@ def assemble(
         reader = replace(reader, rounds=stages.rounds)
         runner = pipeline = stages.runner(sharding, parts.task, precision, seed=seed)
     precise = _precise(config, plan, parts, sharding.model, reader, precision)
-    check = None
-    if parts.validation is not None:
-
-        def check() -> Validation:
-            with nullcontext() if precise is None else precise.lent():
-                return validate(sharding.model, parts.validation, reader, precision, pipeline)
-
+    check = _check(parts, sharding.model, reader, precision, pipeline, precise)
     reporter = Reporter(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
@@ -191,6 +169,46 @@ def assemble(
         momentum=momentum,
         precise=precise,
     )
+
+
+def _windows(config: Config, plan: Plan, facts: Facts, parts: Parts, place: Place, rounds: Rounds | None) -> Windows:
+    table = windows_of(config, facts, plan.batch)
+    assert table is not None
+    assert plan.layout is not None
+    return Windows(
+        parts.train,
+        parts.task,
+        plan.batch,
+        table,
+        place,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+        layout=plan.layout,
+        workers=config.data.workers,
+        num_updates=plan.num_updates,
+        micro_batch_tokens=plan.micro_batch_tokens,
+        rounds=rounds,
+        group_size=config.model_patches.ghost_size,
+    )
+
+
+def _check(
+    parts: Parts,
+    model: nn.Module,
+    reader: Reader,
+    precision: Precision,
+    pipeline: Pipeline | None,
+    precise: PreciseBatchNorm | None,
+) -> Callable[[], Validation] | None:
+    """What validates; None: there is nothing to validate with."""
+    if parts.validation is None:
+        return None
+
+    def check() -> Validation:
+        with nullcontext() if precise is None else precise.lent():
+            return validate(model, parts.validation, reader, precision, pipeline)
+
+    return check
 
 
 def _precise(
