@@ -140,7 +140,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         *batch_norm_notes(config.model_patches, facts, batch, windows),
         *half_notes(facts),
         *strategy.notes,
-        *(timing.rate.notes() if timing.rate else []),
+        *timing.notes(windows),
     ]
     return Plan(
         **division.fields(),

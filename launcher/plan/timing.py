@@ -13,7 +13,7 @@ from launcher.plan.durations import TRAINING_DURATION, Clock, Duration, Every, N
 from launcher.plan.facts import Facts
 from launcher.plan.ramp import check_ramp, follows_ramp, ramp_stages, ramp_table
 from launcher.plan.schedule import LearningRate, MomentumWarmup, build_learning_rate, build_momentum
-from launcher.plan.windows import WindowTable
+from launcher.plan.windows import RAMP, WindowTable
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class Timing:
     def lines(self) -> list[str]:
         """What beside the rate changes with it, for people to read."""
         return [] if self.momentum is None else [self.momentum.line()]
+
+    def notes(self, windows: WindowTable | None) -> list[str]:
+        """What of it has no effect, for people to read."""
+        notes = [] if self.rate is None else self.rate.notes()
+        if windows is not None and windows.ramp and windows.stage_ends[-1] >= (self.num_updates or 0):
+            last = f"update {windows.stage_ends[-1]} of {self.num_updates}"
+            notes.append(
+                f"{RAMP}: a window of {windows.global_batch_size} samples never comes: the ramp ends at {last}"
+            )
+        return notes
 
     def fields(self, config: Config, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""

@@ -171,3 +171,10 @@ def test_the_plan_says_each_stage() -> None:
         "ramp: 8 samples, updates 11 to 20 (until 3 epochs), lr 0.2",
         "ramp: then 16 samples; weight decay is that of a full window throughout",
     ]
+
+
+def test_a_ramp_that_outlasts_the_training_is_said() -> None:
+    _, plan, _ = planned("batch.ramp=[{until: 30, global_batch_size: 4}]", "training.duration=20")
+    assert "batch.ramp: a window of 16 samples never comes: the ramp ends at update 30 of 20" in plan.notes
+    _, plan, _ = planned("batch.ramp=[{until: 19, global_batch_size: 4}]", "training.duration=20")
+    assert not [note for note in plan.notes if "ramp" in note]
