@@ -28,6 +28,8 @@ WHERE_AND_HOW = (
     "run.name",
     "training.validate_every",
     "training.log_every",
+    "training.noise_scale",
+    "training.noise_scale_memory",
     "training.time_limit",
     "training.hang_after",
     "training.max_restarts",

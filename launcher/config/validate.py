@@ -166,6 +166,9 @@ def _check_numbers(config: Config) -> None:
         )
     if config.training.loss_spike_window < 10:
         raise ConfigError("training.loss_spike_window", config.training.loss_spike_window, "must be at least 10")
+    memory = config.training.noise_scale_memory
+    if not 1 <= memory < float("inf"):
+        raise ConfigError("training.noise_scale_memory", memory, "must be a number of at least 1")
     if config.checkpoint.keep_last < 1:
         raise ConfigError("checkpoint.keep_last", config.checkpoint.keep_last, "must be at least 1")
     if config.data.workers < 0:

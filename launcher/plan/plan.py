@@ -84,6 +84,8 @@ class Plan:
     without and with masked copies); null: no pipeline."""
     scaled_arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
+    noise_scale_every_updates: int | None = None
+    """How often the gradient noise scale is measured; None: never, or not known yet."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -127,6 +129,7 @@ class _Timing:
     validate_every: int | None
     log_every: int | None
     checkpoint_every: int | None
+    noise_scale_every: int | None
 
     @property
     def momentum_lines(self) -> list[str]:
@@ -142,6 +145,7 @@ class _Timing:
             "validate_every_updates": self.validate_every,
             "log_every_updates": self.log_every,
             "checkpoint_every_updates": self.checkpoint_every,
+            "noise_scale_every_updates": self.noise_scale_every,
             "lr_table": self.rate.table() if self.rate else None,
         }
 
@@ -280,15 +284,16 @@ def _timing(config: Config, facts: Facts, windows: WindowTable | None, *, peak: 
         log = _every(clock, training.log_every, "training.log_every")
         every = config.checkpoint.every
         save = None if is_time(every) else _every(clock, every, "checkpoint.every")
+        noise = _every(clock, training.noise_scale, "training.noise_scale")
         rate = build_learning_rate(
             config.schedule, clock, peak=peak, base_lr=float(config.optimizer["lr"]), num_updates=num_updates
         )
     except NeedsData:
         if facts.samples is not None:
             raise
-        return _Timing(None, None, None, None, None, None)
+        return _Timing(None, None, None, None, None, None, None)
     momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
-    return _Timing(num_updates, rate, momentum, validate, log, save)
+    return _Timing(num_updates, rate, momentum, validate, log, save, noise)
 
 
 def _every(clock: Clock, value: Any, key: str) -> int | None:

@@ -61,6 +61,8 @@ class Run:
     samples: float = 0
     seconds: float = 0
     """Of all its updates, as in the curves."""
+    critical_batch: tuple[float, float] | None = None
+    """In samples, and its standard error, as the run measured it last; None: it didn't."""
 
     @property
     def name(self) -> str:
@@ -212,7 +214,16 @@ def _measured(run: Run, folder: RunDir) -> Run:
         curves={"training": _curve(train, seen), "validation": _curve(validation, seen)},
         samples=seen[-1][1],
         seconds=seen[-1][2],
+        critical_batch=_critical_batch(train),
     )
+
+
+def _critical_batch(train: Sequence[Record]) -> tuple[float, float] | None:
+    for one in reversed(train):
+        batch, error = _finite(one.get("critical_batch")), _finite(one.get("critical_batch_error"))
+        if batch is not None and error is not None:
+            return batch, error
+    return None
 
 
 def _curve(records: Sequence[Record], seen: Sequence[tuple[int, float, float]]) -> Curve:

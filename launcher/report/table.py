@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from launcher.observe.text import value_text
+from launcher.report.critical import critical_batch
 from launcher.report.group import Configuration
 from launcher.report.verdict import Judged, Judgement, Verdict, samples_to
 from launcher.report.words import difference, mean_text, time_text
@@ -28,6 +30,8 @@ def table(verdict: Verdict) -> Table:
     headings += ("global batch", "peak learning rate", "warmup updates", "updates", f"final {verdict.kind} loss", "n")
     headings += () if base is None else (f"against batch {base}",)
     headings += () if target is None else (f"samples to a loss of {target:.5g}",)
+    critical = {one: found for one in configurations if (found := critical_batch(one)) is not None}
+    headings += ("critical batch",) if critical else ()
     headings += ("time", "samples/s", "runs")
     rows = []
     for one in configurations:
@@ -35,6 +39,7 @@ def table(verdict: Verdict) -> Table:
         cells += (_known(one.batch), *_of_plan(one), *_of_loss(one, verdict))
         cells += () if base is None else (_beside(verdict.of(one)),)
         cells += () if target is None else (_to_target(one, verdict.kind, target),)
+        cells += (value_text(*critical[one]) if one in critical else "-",) if critical else ()
         judged = verdict.of(one)
         rows.append(
             ((*cells, *_speed(one, verdict.kind), _runs(one, verdict.kind)), judged.judgement.value if judged else "")

@@ -17,6 +17,7 @@ from launcher.train.batch_norm import ghosts
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
+from launcher.train.noise_scale import NoiseScale
 from launcher.train.optim import set_momentum
 from launcher.train.parallel.mesh import Place
 from launcher.train.reporter import Progress, Reporter
@@ -63,6 +64,8 @@ class Fit:
     progress: Progress = field(default_factory=Progress)
     momentum: MomentumWarmup | None = None
     """None: it doesn't change."""
+    noise: NoiseScale | None = None
+    """None: it isn't measured."""
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None
@@ -134,6 +137,8 @@ class Fit:
             return False
         self.progress.take(saved)
         self.spikes.losses = list(saved["losses"])
+        if self.noise is not None:
+            self.noise.take(saved.get("noise_scale"))
         self._upcoming = None
         return True
 
@@ -162,7 +167,8 @@ class Fit:
             return
         if is_last or self._must_save or self.saver.is_due(self.progress.update):
             # a copy: the guard goes on with its own while this is written
-            progress = {**self.progress.to_dict(), "losses": list(self.spikes.losses)}
+            noise = None if self.noise is None else self.noise.to_dict()
+            progress = {**self.progress.to_dict(), "losses": list(self.spikes.losses), "noise_scale": noise}
             self.reporter.flush()  # no update is in a checkpoint and not in the metrics
             self.saver.save(self.progress.update, progress, wait=self.stopped)
         self.saver.poll()
@@ -176,6 +182,7 @@ class Fit:
         before = self._buffers.keep()
         for norm in self._ghosts:
             norm.begin_window(window.samples, self.place.degree)
+        is_measured = self.noise is not None and self.noise.begin(window)
         loss_sum = self.runner.run(window)
         if self.windows.reads_ahead and window.update < self.policy.num_updates:
             # the device is still busy with what the runner has queued, and loader workers have read on
@@ -192,6 +199,8 @@ class Fit:
             restore_buffers(before)
         elif changed:
             self._buffers.agree(before, changed)
+        if self.noise is not None and is_measured:
+            self.reporter.measured(self.noise.end(window, step))
         return loss, step
 
     def _wishes(self) -> list[float]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
+from launcher.observe.text import critical_batch_text
 from launcher.run_dir import RunDir, State
 from launcher.train import stopping
 from launcher.train.checkpoint.saver import Saver
@@ -66,6 +67,7 @@ class Reporter:
         self._status_written = 0.0
         self._stall = 0.0
         self._rolled_back_to: int | None = None
+        self._measured: dict[str, Any] = {}
 
     def say(self, text: str) -> None:
         """A line in this rank's log. A full disk is said by the files that matter more."""
@@ -98,13 +100,21 @@ class Reporter:
             memory_peak_bytes=memory_peak_bytes(self._place.device),
             checkpoint_stall_seconds=self._stall,
             rolled_back_to=self._rolled_back_to,
+            **self._measured,
         )
+        measured, self._measured = self._measured, {}
         self._stall, self._rolled_back_to = 0.0, None
         if window.update % self._log_every == 0 or window.update == self._num_updates:
             self.flush()
-            self.say(f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s")
+            said = f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s"
+            batch = critical_batch_text(measured.get("critical_batch"), measured.get("critical_batch_error"))
+            self.say(f"{said}  {batch}".rstrip())
         if time.monotonic() - self._status_written > STATUS_EVERY:
             self.status(progress)
+
+    def measured(self, fields: Mapping[str, Any]) -> None:
+        """What else stands in the line of the next update."""
+        self._measured = dict(fields)
 
     def validation(self, progress: Progress) -> None:
         """The line of a validation."""

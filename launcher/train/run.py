@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,15 @@ from launcher.plan.schedule import build_momentum
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.checkpoint.make import make_saver
-from launcher.train.evaluate import Reader, Validation, validate
+from launcher.train.evaluate import Reader, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Runner
+from launcher.train.noise_scale import NoiseScale
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
 from launcher.train.reporter import Reporter
 from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.spikes import SpikeGuard
 from launcher.train.window import Windows
@@ -130,7 +133,9 @@ def assemble(
     seed = config.run.seed
     parts.model.train()
     stages = _stages(config, plan, parts, place)
-    sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part)
+    noise = _noise_scale(config, plan, place)
+    first = None if noise is None else noise.first
+    sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part, first)
     assert plan.layout is not None
     windows = Windows(
         parts.train,
@@ -150,17 +155,14 @@ def assemble(
     policy = _policy(config, plan)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     reader = replace(reader, equal_steps=sharding.forward_is_collective)
-    runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
+    runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank, first=first)
     pipeline = None
     if stages is not None:
         reader = replace(reader, rounds=stages.rounds)
         runner = pipeline = stages.runner(sharding, parts.task, precision, seed=seed)
     check = None
     if parts.validation is not None:
-
-        def check() -> Validation:
-            return validate(sharding.model, parts.validation, reader, precision, pipeline)
-
+        check = partial(validate, sharding.model, parts.validation, reader, precision, pipeline)
     reporter = Reporter(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
@@ -169,7 +171,16 @@ def assemble(
     training = config.training
     spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
     momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
-    return Fit(windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum)
+    return Fit(
+        windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum, noise=noise
+    )
+
+
+def _noise_scale(config: Config, plan: Plan, place: Place) -> NoiseScale | None:
+    every = plan.noise_scale_every_updates
+    if every is None:
+        return None
+    return NoiseScale(FirstGradient(), place, every=every, memory=config.training.noise_scale_memory)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":

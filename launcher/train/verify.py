@@ -149,7 +149,7 @@ def _base(config: Config, window: int) -> Config:
             gradient_accumulation_steps="auto",
             micro_batch_tokens=None,
         ),
-        training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1),
+        training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1, noise_scale=None),
         model_patches=in_evaluation(config.model_patches),
         scaling=ScalingConfig(rule=Rule.none),
         schedule=ScheduleConfig(decay=ConstantDecay()),
