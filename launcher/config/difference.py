@@ -26,6 +26,8 @@ WHERE_AND_HOW = (
     "batch.layout",
     "data.workers",
     "run.name",
+    "targets.device_hours",
+    "targets.samples_per_s",
     "training.validate_every",
     "training.log_every",
     "training.noise_scale",

@@ -34,6 +34,7 @@ from launcher.config.choices import (
 )
 from launcher.config.decays import DecayConfig
 from launcher.config.places import ClusterConfig, SubmitConfig
+from launcher.config.targets import TargetsConfig
 
 
 @dataclass
@@ -296,6 +297,7 @@ SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "batch": BatchConfig,
     "training": TrainingConfig,
+    "targets": TargetsConfig,
     "model_patches": ModelPatchesConfig,
     "scaling": ScalingConfig,
     "schedule": ScheduleConfig,
@@ -324,6 +326,7 @@ class Config:
     data: DataConfig
     batch: BatchConfig
     training: TrainingConfig
+    targets: TargetsConfig
     model_patches: ModelPatchesConfig
     optimizer: dict[str, Any]
     """`_target_`, `lr` (the rate at scaling.base_batch_size), `groups`, and the optimizer's own arguments."""

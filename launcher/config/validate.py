@@ -24,6 +24,7 @@ from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.places import SlurmConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig
+from launcher.config.targets import check_targets
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -155,6 +156,7 @@ def _check_numbers(config: Config) -> None:
     if most < 1:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
     _check_times(config)
+    check_targets(config.targets, is_validated=config.data.validation is not None)
     _check_patches(config.model_patches)
     _check_slurm(config.submit.slurm)
     restarts = config.training.max_restarts

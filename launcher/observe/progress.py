@@ -59,6 +59,8 @@ def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Con
 
 
 def _show(course: "Course", view: "View", record: Record) -> None:
+    if record.get("kind") == "note" and record.get("attempt", 0) >= course.attempt:
+        view.say(f"update {course.of(record['update'])}  {record.get('text')}")
     goes_on = course.has_started and record.get("attempt", 0) > course.attempt
     if not course.take(record):
         return

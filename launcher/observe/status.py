@@ -14,7 +14,7 @@ from rich.table import Table
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
 from launcher.observe.records import latest_updates, pace
-from launcher.observe.text import duration_text, loss_text, rate_text
+from launcher.observe.text import duration_text, loss_text, rate_text, reached_text
 from launcher.run_dir import RunDir, State
 from launcher.slurm_job import Job, is_there, look_up
 
@@ -49,6 +49,8 @@ class RunStatus:
     """Whether the process that looks after its ranks was one of this machine, and has ended."""
     checkpoint: int | None = None
     """The update of the newest complete checkpoint."""
+    reached: str | None = None
+    """When it has come to its targets, in words."""
     job: Job | None = None
     """Its job, where a scheduler has it and still waits to start it or runs it."""
 
@@ -112,6 +114,7 @@ def read_run(run_dir: Path) -> RunStatus:
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),
+        reached=reached_text(status["reached"]) if status.get("reached") else None,
         job=job if job is not None and not job.has_ended else None,
         checkpoint=newest.update if (newest := newest_whole(run)[0]) is not None else None,
     )
@@ -243,6 +246,8 @@ def _problems(status: RunStatus, *, whole: bool) -> list[str]:
     if status.is_silent:
         gone = ": its processes have ended" if status.is_gone else ""
         problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")
+    if status.reached:
+        problems.append(status.reached)
     if status.error:
         code = "" if status.exit_code is None else f" (exit {status.exit_code})"
         # of several runs the last line of each, which is what a traceback ends with

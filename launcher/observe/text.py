@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -50,6 +50,11 @@ def value_text(value: float, error: float) -> str:
     """
     digits = min(8, 1 - math.floor(math.log10(error))) if error > 0 else 1
     return " ± ".join(f"{round(one, digits):,.{max(0, digits)}f}" for one in (value, error))
+
+
+def reached_text(reached: Mapping[str, Any]) -> str:
+    """``reached its target at update 300: validation loss 2.4 (target: …)``, as status.json has it."""
+    return f"reached its target at update {reached['update']}: {reached['what']}"
 
 
 def some(numbers: Sequence[Any], most: int = 10) -> str:

@@ -28,6 +28,7 @@ from launcher.plan.schedule import (
     build_momentum,
 )
 from launcher.plan.strategy import settle_strategy
+from launcher.plan.targets import target_lines
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Plan:
     """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
     noise_scale_every_updates: int | None = None
     """How often the gradient noise scale is measured; None: never, or not known yet."""
+    targets: list[str] = field(default_factory=list)
+    """What the run is meant to come to, in words."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -134,6 +137,10 @@ class _Timing:
     @property
     def momentum_lines(self) -> list[str]:
         return [] if self.momentum is None else [self.momentum.line()]
+
+    def samples(self, windows: WindowTable | None) -> int | None:
+        """Of the whole training."""
+        return None if windows is None or self.num_updates is None else windows.samples_after(self.num_updates)
 
     def fields(self, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""
@@ -184,10 +191,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     return Plan(
         **division.fields(),
         mesh=asdict(mesh),
-        world_size=world.size,
-        nodes=world.nodes,
-        ranks_per_node=world.ranks_per_node,
-        device=world.device.value,
+        **world.fields(),
         strategy=config.strategy.name.value,
         precision=config.precision.name.value,
         seed=config.run.seed,
@@ -200,6 +204,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         scaled_arguments=scaled.arguments,
         **(pipeline.fields() if pipeline else {"stages": _one_stage(facts)}),
         memory=None,
+        targets=target_lines(config.targets, world.size, timing.samples(windows)),
         **strategy.fields(),
         facts=asdict(facts),
         arithmetic=[*division.lines(), *scaled.lines, *timing.momentum_lines],

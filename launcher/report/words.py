@@ -25,8 +25,9 @@ TIME = (
     "and waiting for checkpoints."
 )
 TARGET = (
-    "The target is the highest final loss of the reference's seeds. Samples to it are those seen until the {kind} loss"
-    "{smoothing} first came to it, averaged over the seeds that did."
+    "The target is targets.validation_loss where the runs state one, else the highest final loss of the reference's "
+    "seeds. Samples to it are those seen until the {kind} loss{smoothing} first came to it, averaged over the seeds "
+    "that did, and device-hours to it are the time of the updates until then times the ranks."
 )
 
 

@@ -32,6 +32,8 @@ class Progress:
     validation: Validation | None = None
     validated: int = 0
     """The update after which that was."""
+    reached: dict[str, Any] | None = None
+    """The `update` after which a validation first reached the targets, and `what` it came to in words."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint; `take` is the way back."""
@@ -43,6 +45,7 @@ class Progress:
             "train_loss": self.train_loss,
             "validation": None if validation is None else asdict(validation),
             "validated": self.validated,
+            "reached": self.reached,
         }
 
     def take(self, saved: Mapping[str, Any]) -> None:
@@ -52,7 +55,7 @@ class Progress:
         loss, validation = saved["train_loss"], saved["validation"]
         self.train_loss = math.nan if loss is None else float(loss)
         self.validation = None if validation is None else Validation(**validation)
-        self.validated = int(saved["validated"])
+        self.validated, self.reached = int(saved["validated"]), saved.get("reached")
 
 
 class Reporter:
@@ -126,6 +129,21 @@ class Reporter:
         self.flush()
         self.say(f"update {progress.update}: validation loss {progress.validation.loss:.6g}")
 
+    def reached(self, progress: Progress, what: str) -> None:
+        """That the targets were. It stands in the status too, which says so why a run has ended before its last
+        update."""
+        progress.reached = {"update": progress.update, "what": what}
+        self.note(progress.update, f"reached: {what}")
+        self.status(progress)
+
+    def note(self, update: int, text: str) -> None:
+        """What people should know of the run by now: in the log, and in the metrics for who follows the run."""
+        if self._metrics is None:
+            return
+        self._metrics.note(update=update, text=text)
+        self.flush()
+        self.say(f"update {update}: {text}")
+
     def checkpoints(self, saver: Saver) -> None:
         """What has been saved since the last time: in log and status, and the stall in the next update's line."""
         while saver.done:
@@ -151,7 +169,8 @@ class Reporter:
     def status(self, progress: Progress) -> None:
         """How far the run is, and that it lives."""
         if self._run is not None:
-            self._run.write_status(state=_state(), update=progress.update, applied=progress.applied)
+            far = {"update": progress.update, "applied": progress.applied, "reached": progress.reached}
+            self._run.write_status(state=_state(), **far)
             self._status_written = time.monotonic()
 
     def flush(self) -> None:

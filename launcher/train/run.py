@@ -38,6 +38,7 @@ from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.spikes import SpikeGuard
+from launcher.train.targets import Outlook
 from launcher.train.window import Windows
 
 if TYPE_CHECKING:
@@ -168,12 +169,17 @@ def assemble(
     )
     saver = None if run is None else make_saver(config, plan, run, sharding, place, reporter.say)
     rate = learning_rate(config, plan, facts)
-    training = config.training
-    spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
+    spikes = _spikes(config)
     momentum = build_momentum(config.schedule, config.optimizer, rate.warmup_updates)
     return Fit(
-        windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum, noise=noise
-    )
+        windows, runner, sharding, rate, policy, place, check, reporter, saver, spikes, momentum=momentum, noise=noise,
+        targets=config.targets, outlook=_outlook(config, plan, place, run),
+    )  # fmt: skip
+
+
+def _outlook(config: Config, plan: Plan, place: Place, run: RunDir | None) -> Outlook | None:
+    is_asked = config.targets.device_hours is not None or config.targets.samples_per_s is not None
+    return Outlook(config.targets, plan.world_size, run.device_seconds) if run and is_asked and place.is_first else None
 
 
 def _noise_scale(config: Config, plan: Plan, place: Place) -> NoiseScale | None:
@@ -181,6 +187,11 @@ def _noise_scale(config: Config, plan: Plan, place: Place) -> NoiseScale | None:
     if every is None:
         return None
     return NoiseScale(FirstGradient(), place, every=every, memory=config.training.noise_scale_memory)
+
+
+def _spikes(config: Config) -> SpikeGuard:
+    training = config.training
+    return SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":
