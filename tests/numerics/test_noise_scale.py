@@ -166,6 +166,18 @@ def test_every_window_is_measured_by_the_formulas_of_the_paper(ranks: Any, degre
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("degree", [1, 2])
+def test_the_scale_of_the_loss_is_none_of_it(ranks: Any, degree: int) -> None:
+    data = Pushes(24)
+    texts = [config({"count": 24}, 12, 3, "precision=fp16", f"precision.initial_scale={scale}") for scale in (1, 1024)]
+    for found in ranks.run(measured, texts, world_size=degree)[0]:
+        assert len(found["lines"]) == 5
+        for window, line in zip(found["windows"], found["lines"], strict=True):
+            noise, _ = expected(data, window, BatchPlan.solve(12, 3, "auto", degree))
+            assert line["gradient_noise"] == pytest.approx(noise, rel=2e-2)  # products in 11 bits
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_known_noise_scale_is_found_within_a_tenth(ranks: Any, weights: bool) -> None:
     # of unequal weights a mean over few samples isn't quite without bias: about 1 / micro-batch of it

@@ -1,5 +1,6 @@
 """The gradient noise scale: its arithmetic, what the plan refuses, and what a report says of it."""
 
+import io
 import json
 import math
 from dataclasses import asdict
@@ -9,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import config_text
-from fabricated import sweep
+from fabricated import run, sweep
+from rich.console import Console
 
 from launcher.config.choices import Device
 from launcher.config.validate import parse
 from launcher.errors import ConfigError
+from launcher.observe.progress import Course, Lines, _show
+from launcher.observe.status import render_status
 from launcher.observe.text import critical_batch_text, value_text
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, make_plan
 from launcher.report.read import read
 from launcher.report.write import markdown, report
+from launcher.run_dir import RunDir
 from launcher.train.noise_scale import FEWEST, Averages, Estimate, split
 
 
@@ -142,6 +147,24 @@ def test_numbers_with_their_error():
     assert value_text(3.14159, 0.0321) == "3.142 ± 0.032"
     assert value_text(12.0, 0.0) == "12.0 ± 0.0"
     assert critical_batch_text(None, None) == ""
+
+
+def test_progress_and_status_show_what_was_measured_last(tmp_path: Path):
+    folder = run(tmp_path / "run", batch=8, training=[3.0, 2.0, 1.0], state="finished")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[1] |= {"critical_batch": 51234.5, "critical_batch_error": 1234.5}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines.append({"kind": "note", "attempt": 0, "update": 3, "text": "the loss drifts up"})
+    console = Console(file=io.StringIO(), width=200)
+    course = Course(RunDir(folder))
+    with Lines(console, course) as view:
+        for line in lines:
+            _show(course, view, line)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "critical batch 51,200 ± 1,200" in shown
+    assert "update 3/4  the loss drifts up" in shown
+    render_status(folder, console)
+    assert "critical batch 51,200 ± 1,200 (samples, by" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_report_shows_the_critical_batch(tmp_path: Path):
