@@ -173,11 +173,14 @@ def put_aside(checkpoint: Checkpoint) -> None:
         os.replace(checkpoint.path, aside)
 
 
-def remove_after(run: RunDir, update: int) -> None:
-    """Removes the checkpoints of later updates, so that ranks start from that of `update`. Raises StorageError."""
+def put_aside_after(run: RunDir, update: int, attempt: int) -> None:
+    """Gives the checkpoints of later updates names under which they are none, so that ranks start from that of
+    `update`. `attempt`: the one that does, which is in these names, so that no two are alike. Raises StorageError."""
     for one in completed(run):
         if one.update > update:
-            _remove(one.path)
+            aside = one.path.with_name(f"{one.path.name}.before_attempt_{attempt}")
+            with writing(aside):
+                os.replace(one.path, aside)
 
 
 def clear_unfinished(run: RunDir) -> None:

@@ -2,12 +2,14 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
 from launcher.observe.failure import for_screen
+from launcher.observe.text import reached_text
 from launcher.prepare import short
 from launcher.run_dir import RunDir, State
 
@@ -49,7 +51,7 @@ def how_to_go_on(run: RunDir) -> str:
     return f"launcher resume {shlex.quote(short(run.path))}  (from {start})"
 
 
-def _print_result(result: dict[str, object], console: Console) -> None:
+def _print_result(result: dict[str, Any], console: Console) -> None:
     def number(name: str) -> str:
         value = result[name]
         return f"{value:.4f}" if isinstance(value, float) else "-"
@@ -59,5 +61,7 @@ def _print_result(result: dict[str, object], console: Console) -> None:
         f"{result['seconds']:.0f} s"
     )
     console.print(f"train loss {number('train_loss')}  validation loss {number('validation_loss')}", highlight=False)
+    if result.get("reached"):
+        console.print(reached_text(result["reached"]), markup=False, highlight=False, soft_wrap=True)
     if result["baseline_loss"] is not None:
         console.print(f"loss of the best constant guess {number('baseline_loss')}", highlight=False)

@@ -10,19 +10,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.checkpoints import Checkpoint, completed, newest_whole, remove_after
+from launcher.checkpoints import Checkpoint, completed, newest_whole, put_aside_after
 from launcher.config.compose import Arguments, hydra_session
 from launcher.config.difference import Difference, differences, listed
 from launcher.config.override import override
 from launcher.config.validate import parse
 from launcher.ending import print_end
-from launcher.errors import Exit, LauncherError, StorageError
+from launcher.errors import ConfigError, Exit, LauncherError, StorageError
 from launcher.lock import holding
 from launcher.observe.records import latest_updates, next_attempt
 from launcher.plan.batch import GLOBAL, parse_count
 from launcher.plan.facts import Facts, changed, token_targets
 from launcher.plan.plan import Plan
 from launcher.plan.show import print_plan
+from launcher.plan.targets import spent
 from launcher.prepare import Draft, Prepared, ask_here, config_digest, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together, writing
 from launcher.slurm_job import look_up
@@ -80,7 +81,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="take changes of the result; take over a folder that a launcher of another machine has left",
     )
     parser.add_argument(
-        "--from", dest="start", type=int, metavar="N", help="from the checkpoint of update N; later ones are removed"
+        "--from", dest="start", type=int, metavar="N", help="from the checkpoint of update N; later ones are put aside"
     )
     parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder with choices of groups of your own")
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="the configuration that choices are composed with")
@@ -98,7 +99,7 @@ class Accepted:
     """None: it starts from the beginning."""
     notes: list[str]
     """What to say of how it goes on."""
-    removes_later: bool
+    puts_later_aside: bool
 
     def write(self, console: Console) -> None:
         """Says how the run goes on, and makes its files those of the run that does.
@@ -120,9 +121,9 @@ class Accepted:
             with writing(self.run.logs):
                 self.run.logs.mkdir(exist_ok=True)  # nothing of a run needs those of before
             write_together(texts)
-            if self.removes_later:
-                remove_after(self.run, update)
             attempt = _attempts(self.run)
+            if self.puts_later_aside:
+                put_aside_after(self.run, update, attempt)
             begins = {"attempt": attempt, "attempts_started": attempt, "update": update, "applied": applied}
             past = dict.fromkeys(("exit_code", "error", "stop", "tracker", "picture"))
             self.run.write_status(state=State.submitted, host=socket.gethostname(), pids={}, **begins, **past)
@@ -170,6 +171,7 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
     _refuse_edited(run, before, wish)
     if _is_finished(run) and not (wish.force and (found or wish.start is not None)):
         return None
+    _refuse_spent(run, drafted.config.targets.device_hours)
     checkpoint, notes = _start(run, wish)
     here = Path(before.cwd).is_dir()
     if not here:
@@ -226,6 +228,15 @@ def _refuse_edited(run: RunDir, before: Plan, wish: Wish) -> None:
         )
 
 
+def _refuse_spent(run: RunDir, hours: float | None) -> None:
+    """That the run has device-hours left. Raises ConfigError."""
+    used = spent(run, hours)
+    if used is not None:
+        problem = f"is used up: the run has had {used:.4g} device-hours, over all of its attempts"
+        hint = f"launcher resume {short(run.path)} targets.device_hours={2 * used:.2g} goes on with more"
+        raise ConfigError("targets.device_hours", hours, problem, hint=hint)
+
+
 def _is_finished(run: RunDir) -> bool:
     with suppress(LauncherError):
         return run.read_status().get("state") == State.finished.value
@@ -246,11 +257,12 @@ def _start(run: RunDir, wish: Wish) -> tuple[Checkpoint | None, list[str]]:
     if checkpoint is None:
         updates = ", ".join(str(one.update) for one in reversed(there)) or "none"
         raise LauncherError(f"--from {wish.start}: there is no checkpoint of that update; there are: {updates}")
-    problem = checkpoint.problem()  # its contents too: what else there is will be removed
+    problem = checkpoint.problem()  # its contents too: what else there is will be put aside
     if problem is not None:
         raise LauncherError(f"--from {wish.start}: {problem}")
     later = ", ".join(str(one.update) for one in reversed(there) if one.update > wish.start)
-    return checkpoint, [f"removes the checkpoints of later updates: {later}"] if later else []
+    aside = f"puts aside the checkpoints of later updates, in {short(run.checkpoints)}: {later}"
+    return checkpoint, [aside] if later else []
 
 
 def _begins(run: RunDir, checkpoint: Checkpoint | None, num_updates: int | None) -> str:

@@ -187,6 +187,17 @@ class RunDir:
         """The tracker's id of this run, and what went wrong with it."""
         return self.path / "wandb.json"
 
+    @property
+    def usage(self) -> Path:
+        """What the run has used of its devices, over all of its attempts."""
+        return self.path / "usage.json"
+
+    def device_seconds(self) -> float:
+        """Ranks times seconds that the run has had so far; 0 where nothing has counted them yet."""
+        with suppress(LauncherError, KeyError, TypeError, ValueError):
+            return float(self.read_json(self.usage)["device_seconds"])
+        return 0.0
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}.log"
 

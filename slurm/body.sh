@@ -35,6 +35,8 @@ if [ "$code" -eq 75 ] || { [ -n "$asked" ] && [ "$code" -gt 128 ]; }; then
     echo "job $SLURM_JOB_ID was stopped, and has been queued again $max_requeues times: it isn't once more"
   elif [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") != *" JobState=RUNNING "* ]]; then
     echo "job $SLURM_JOB_ID was cancelled"
+  elif grep -qs '"reason": "targets.device_hours=' "${command[-1]}/status.json"; then
+    echo "job $SLURM_JOB_ID has used its device-hours up: it isn't queued again"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     echo "job $SLURM_JOB_ID was stopped, and is queued again"
     sleep 600 # until Slurm ends this start

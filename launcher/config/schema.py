@@ -35,6 +35,7 @@ from launcher.config.parallel import (
     StrategyConfig,
 )
 from launcher.config.places import ClusterConfig, SubmitConfig
+from launcher.config.targets import TargetsConfig
 
 
 @dataclass
@@ -113,6 +114,11 @@ class TrainingConfig:
     hundredth of the median."""
     loss_spike_window: int = 50
     """Losses that a loss is compared with; fewer at the start, and none before there are 10."""
+    noise_scale: Any = None
+    """How often to measure the gradient noise scale, as a duration (`10 updates`): an estimate of the critical batch,
+    from which on larger ones save few updates (McCandlish et al. 2018). null: never. It changes no update."""
+    noise_scale_memory: float = 100.0
+    """Measurements of the noise scale that its averages look back on: each weighs 1 - 1 / this of the next one."""
     time_limit: Any = None
     """How long the run may take, as a time from its start on this allocation; then it stops with a checkpoint (exit
     75). null: no limit."""
@@ -238,6 +244,7 @@ SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "batch": BatchConfig,
     "training": TrainingConfig,
+    "targets": TargetsConfig,
     "model_patches": ModelPatchesConfig,
     "scaling": ScalingConfig,
     "schedule": ScheduleConfig,
@@ -266,6 +273,7 @@ class Config:
     data: DataConfig
     batch: BatchConfig
     training: TrainingConfig
+    targets: TargetsConfig
     model_patches: ModelPatchesConfig
     optimizer: dict[str, Any]
     """`_target_`, `lr` (the rate at scaling.base_batch_size), `groups`, and the optimizer's own arguments."""

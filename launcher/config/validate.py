@@ -25,6 +25,7 @@ from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.places import SlurmConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig
+from launcher.config.targets import check_targets
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -158,6 +159,7 @@ def _check_numbers(config: Config) -> None:
     if most < 1:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
     _check_times(config)
+    check_targets(config.targets, is_validated=config.data.validation is not None)
     _check_patches(config.model_patches)
     _check_slurm(config.submit.slurm)
     restarts = config.training.max_restarts
@@ -169,6 +171,9 @@ def _check_numbers(config: Config) -> None:
         )
     if config.training.loss_spike_window < 10:
         raise ConfigError("training.loss_spike_window", config.training.loss_spike_window, "must be at least 10")
+    memory = config.training.noise_scale_memory
+    if not 1 <= memory < float("inf"):
+        raise ConfigError("training.noise_scale_memory", memory, "must be a number of at least 1")
     if config.checkpoint.keep_last < 1:
         raise ConfigError("checkpoint.keep_last", config.checkpoint.keep_last, "must be at least 1")
     if config.data.workers < 0:

@@ -30,6 +30,10 @@ class MetricsFile:
         """The line of a validation."""
         self._waiting.append(json_line({"kind": "validation", "attempt": self._attempt, **fields}))
 
+    def note(self, **fields: Any) -> None:
+        """The line of something in words."""
+        self._waiting.append(json_line({"kind": "note", "attempt": self._attempt, **fields}))
+
     def flush(self) -> None:
         """Hands the waiting lines to the system in one write. Raises StorageError where it takes them no more."""
         if self._waiting:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColum
 from launcher.errors import LauncherError
 from launcher.observe.news import News
 from launcher.observe.records import Record, Tail, pace
-from launcher.observe.text import duration_text, loss_text, lr_text, rate_text
+from launcher.observe.text import critical_batch_text, duration_text, loss_text, lr_text, rate_text
 from launcher.run_dir import RunDir
 
 POLL = 0.2
@@ -59,6 +59,8 @@ def follow(run_dir: Path, alive: Callable[[], bool], *, live: bool, console: Con
 
 
 def _show(course: "Course", view: "View", record: Record) -> None:
+    if record.get("kind") == "note" and record.get("attempt", 0) >= course.attempt:
+        view.say(f"update {course.of(record['update'])}  {record.get('text')}")
     goes_on = course.has_started and record.get("attempt", 0) > course.attempt
     if not course.take(record):
         return
@@ -95,6 +97,8 @@ class Course:
         self.skipped: set[int] = set()
         self._start = 0
         self._recent: deque[Record] = deque(maxlen=RECENT)
+        self.critical_batch = ""
+        """As it was measured last, in words."""
 
     @property
     def has_started(self) -> bool:
@@ -155,6 +159,8 @@ class Course:
             self._recent.append(record)
             if record.get("skipped"):
                 self.skipped.add(record["update"])
+            if "critical_batch" in record:
+                self.critical_batch = critical_batch_text(record["critical_batch"], record["critical_batch_error"])
         return True
 
     def _planned(self, name: str) -> Any:
@@ -212,6 +218,8 @@ class Lines:
             parts.append(f"epoch {course.epoch:.2f}")
         parts += [f"loss {loss_text(course.last.get('loss'))}", f"lr {lr_text(course.last.get('lr'))}"]
         parts.append(rate_text(course.samples_per_s))
+        if course.critical_batch:
+            parts.append(course.critical_batch)
         if course.skipped:
             parts.append(f"{len(course.skipped)} skipped")
         if course.seconds_left is not None:

@@ -3,6 +3,7 @@
 import shlex
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from rich.table import Table
 
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
-from launcher.observe.records import latest_updates, pace
-from launcher.observe.text import duration_text, loss_text, rate_text
+from launcher.observe.records import Record, latest_updates, pace
+from launcher.observe.text import critical_batch_text, duration_text, loss_text, rate_text, reached_text
 from launcher.run_dir import RunDir, State
 from launcher.slurm_job import Job, is_there, look_up
 
@@ -49,6 +50,10 @@ class RunStatus:
     """Whether the process that looks after its ranks was one of this machine, and has ended."""
     checkpoint: int | None = None
     """The update of the newest complete checkpoint."""
+    critical_batch: str = ""
+    """As it was measured last, in words."""
+    reached: str | None = None
+    """When it has come to its targets, in words."""
     job: Job | None = None
     """Its job, where a scheduler has it and still waits to start it or runs it."""
 
@@ -112,9 +117,16 @@ def read_run(run_dir: Path) -> RunStatus:
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),
+        critical_batch=_critical_batch(recent),
+        reached=reached_text(status["reached"]) if status.get("reached") else None,
         job=job if job is not None and not job.has_ended else None,
         checkpoint=newest.update if (newest := newest_whole(run)[0]) is not None else None,
     )
+
+
+def _critical_batch(recent: Sequence[Record]) -> str:
+    measured = [one for one in recent if one.get("critical_batch") is not None]
+    return critical_batch_text(measured[-1]["critical_batch"], measured[-1]["critical_batch_error"]) if measured else ""
 
 
 def _job(status: dict[str, Any], state: State) -> tuple[Job | None, tuple[State, str] | None]:
@@ -243,6 +255,10 @@ def _problems(status: RunStatus, *, whole: bool) -> list[str]:
     if status.is_silent:
         gone = ": its processes have ended" if status.is_gone else ""
         problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")
+    if status.critical_batch and whole:
+        problems.append(f"{status.critical_batch} (samples, by the noise of the gradients)")
+    if status.reached:
+        problems.append(status.reached)
     if status.error:
         code = "" if status.exit_code is None else f" (exit {status.exit_code})"
         # of several runs the last line of each, which is what a traceback ends with

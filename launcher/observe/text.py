@@ -1,7 +1,8 @@
 """Numbers as people read them; a dash where there is none."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -34,6 +35,26 @@ def rate_text(samples_per_s: float | None) -> str:
     if samples_per_s is None:
         return "-"
     return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.2g} samples/s"
+
+
+def critical_batch_text(batch: float | None, error: float | None) -> str:
+    """``critical batch 51,200 ± 1,200``, in samples; empty where it isn't known."""
+    return "" if batch is None or error is None else f"critical batch {value_text(batch, error)}"
+
+
+def value_text(value: float, error: float) -> str:
+    """A number with its standard error, to two digits of that.
+
+    >>> value_text(51234.5, 1234.5), value_text(3.14159, 0.0321)
+    ('51,200 ± 1,200', '3.142 ± 0.032')
+    """
+    digits = min(8, 1 - math.floor(math.log10(error))) if error > 0 else 1
+    return " ± ".join(f"{round(one, digits):,.{max(0, digits)}f}" for one in (value, error))
+
+
+def reached_text(reached: Mapping[str, Any]) -> str:
+    """``reached its target at update 300: validation loss 2.4 (target: …)``, as status.json has it."""
+    return f"reached its target at update {reached['update']}: {reached['what']}"
 
 
 def some(numbers: Sequence[Any], most: int = 10) -> str:

@@ -59,6 +59,7 @@ def _durations(config: Config) -> Iterator[Duration]:
         ("training.duration", config.training.duration),
         ("training.validate_every", config.training.validate_every),
         ("training.log_every", config.training.log_every),
+        ("training.noise_scale", config.training.noise_scale),
         ("schedule.warmup", config.schedule.warmup),
     ]
     decay = config.schedule.decay

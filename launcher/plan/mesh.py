@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.config.choices import Device, StrategyName, SubmitKind
 from launcher.config.parallel import MeshConfig
@@ -25,6 +26,11 @@ class World:
     def size(self) -> int:
         """world_size: ranks on all nodes."""
         return self.nodes * self.ranks_per_node
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the plan that follow from it."""
+        places = {"nodes": self.nodes, "ranks_per_node": self.ranks_per_node}
+        return {"world_size": self.size, **places, "device": self.device.value}
 
 
 @dataclass(frozen=True)

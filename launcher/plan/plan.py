@@ -19,6 +19,7 @@ from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.ramp import ramp_lines
 from launcher.plan.scaling import Scaled, rule_notes, scale
 from launcher.plan.strategy import settle_strategy
+from launcher.plan.targets import target_lines
 from launcher.plan.timing import Timing, make_timing, windows_of
 
 
@@ -78,6 +79,10 @@ class Plan:
     """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
     ramp: list[dict[str, Any]] | None = None
     """Its stages: global_batch_size, grow_to, and first and last update (null: not known yet); null: there is none."""
+    noise_scale_every_updates: int | None = None
+    """How often the gradient noise scale is measured; None: never, or not known yet."""
+    targets: list[str] = field(default_factory=list)
+    """What the run is meant to come to, in words."""
     cwd: str = ""
     """Where the command was given: relative paths resolve against it."""
     pythonpath: list[str] = field(default_factory=list)
@@ -145,10 +150,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     return Plan(
         **division.fields(),
         mesh=asdict(mesh),
-        world_size=world.size,
-        nodes=world.nodes,
-        ranks_per_node=world.ranks_per_node,
-        device=world.device.value,
+        **world.fields(),
         strategy=config.strategy.name.value,
         precision=config.precision.name.value,
         seed=config.run.seed,
@@ -161,6 +163,7 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         scaled_arguments=scaled.arguments,
         **(pipeline.fields() if pipeline else {"stages": _one_stage(facts)}),
         memory=None,
+        targets=target_lines(config.targets, world.size, timing.samples(windows)),
         **strategy.fields(),
         facts=asdict(facts),
         arithmetic=[*division.lines(), *scaled.lines, *ramp_lines(config, windows, scaled.lr), *timing.lines],

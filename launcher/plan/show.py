@@ -53,6 +53,7 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
         rows.append(("activations", f"{plan.activation_checkpoint} recomputation"))
     rows += _pipeline(plan)
     rows.append(("reductions a window", _reductions(plan)))
+    rows += [("target", one) for one in plan.targets]
     rows.append(("folder", where))
     rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows

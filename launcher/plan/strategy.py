@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from launcher.plan.division import Division
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import Mesh, World
+from launcher.plan.noise_scale import check_noise_scale
 from launcher.plan.pipeline import SPLIT_BACKWARD, PipelinePlan
 from launcher.plan.zero import check_zero
 
@@ -49,6 +50,7 @@ def settle_strategy(
         notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
     else:
         notes = [*_notes(config, facts), *_check_stages(strategy, pipeline, mesh)]
+    notes += check_noise_scale(config, mesh, division)
     if mesh.data_parallel_degree == 1:
         return StrategyPlan(ReduceEach.window if strategy.name.shards else None, recompute.name, 0, notes)
     if not strategy.name.shards:

@@ -26,6 +26,7 @@ class Timing:
     validate_every: Every | None = None
     log_every: Every | None = None
     checkpoint_every: Every | None = None
+    noise_scale_every: Every | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -42,6 +43,10 @@ class Timing:
             )
         return notes
 
+    def samples(self, windows: WindowTable | None) -> int | None:
+        """Of the whole training."""
+        return None if windows is None or self.num_updates is None else windows.samples_after(self.num_updates)
+
     def fields(self, config: Config, windows: WindowTable | None) -> dict[str, Any]:
         """The fields of the plan that follow from it."""
         return {
@@ -52,6 +57,7 @@ class Timing:
             "validate_every_updates": self.validate_every.updates if self.validate_every else None,
             "log_every_updates": self.log_every.updates if self.log_every else None,
             "checkpoint_every_updates": self.checkpoint_every.updates if self.checkpoint_every else None,
+            "noise_scale_every_updates": self.noise_scale_every.updates if self.noise_scale_every else None,
             "lr_table": self.rate.table() if self.rate else None,
             "ramp": ramp_table(config, windows),
         }
@@ -104,6 +110,7 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
         validate = _every(clock, training.validate_every, "training.validate_every")
         log = _every(clock, training.log_every, "training.log_every")
         every = config.checkpoint.every
+        noise = _every(clock, training.noise_scale, "training.noise_scale")
         save = None if is_time(every) else _every(clock, every, "checkpoint.every")
         rate = build_learning_rate(
             config.schedule,
@@ -119,7 +126,8 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
             raise
         return Timing()
     _check_warmups(config, rate)
-    return Timing(num_updates, rate, build_momentum(config.schedule, config.optimizer, rate), validate, log, save)
+    momentum = build_momentum(config.schedule, config.optimizer, rate)
+    return Timing(num_updates, rate, momentum, validate, log, save, noise)
 
 
 def _every(clock: Clock, value: Any, key: str) -> Every | None:

@@ -61,6 +61,11 @@ class Run:
     samples: float = 0
     seconds: float = 0
     """Of all its updates, as in the curves."""
+    world_size: int | None = None
+    target: float | None = None
+    """The validation loss that was stated before it started."""
+    critical_batch: tuple[float, float] | None = None
+    """In samples, and its standard error, as the run measured it last; None: it didn't."""
 
     @property
     def name(self) -> str:
@@ -183,9 +188,10 @@ def _run(run: Run) -> tuple[Run, list[str]]:
 
 def _planned(run: Run, folder: RunDir) -> Run:
     plan = folder.read_json(folder.plan)
-    base = None
+    base = target = None
     with suppress(LauncherError, OSError, UnicodeDecodeError):
-        base = read_config(folder.config.read_text(encoding="utf-8")).scaling.base_batch_size
+        config = read_config(folder.config.read_text(encoding="utf-8"))
+        base, target = config.scaling.base_batch_size, config.targets.validation_loss
     return replace(
         run,
         seed=plan.get("seed"),
@@ -195,6 +201,8 @@ def _planned(run: Run, folder: RunDir) -> Run:
         num_updates=plan.get("num_updates"),
         rule=plan.get("scaling_rule"),
         base_batch_size=base,
+        world_size=plan.get("world_size"),
+        target=target,
         is_validated=(plan.get("facts") or {}).get("validation_samples") is not None,
     )
 
@@ -212,7 +220,16 @@ def _measured(run: Run, folder: RunDir) -> Run:
         curves={"training": _curve(train, seen), "validation": _curve(validation, seen)},
         samples=seen[-1][1],
         seconds=seen[-1][2],
+        critical_batch=_critical_batch(train),
     )
+
+
+def _critical_batch(train: Sequence[Record]) -> tuple[float, float] | None:
+    for one in reversed(train):
+        batch, error = _finite(one.get("critical_batch")), _finite(one.get("critical_batch_error"))
+        if batch is not None and error is not None:
+            return batch, error
+    return None
 
 
 def _curve(records: Sequence[Record], seen: Sequence[tuple[int, float, float]]) -> Curve:

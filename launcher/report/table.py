@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from launcher.observe.text import value_text
+from launcher.report.critical import critical_batch
 from launcher.report.group import Configuration
-from launcher.report.verdict import Judged, Judgement, Verdict, samples_to
+from launcher.report.verdict import Judged, Judgement, Verdict, device_hours_to, samples_to
 from launcher.report.words import difference, mean_text, time_text
 from launcher.run_dir import State
 
@@ -27,14 +29,17 @@ def table(verdict: Verdict) -> Table:
     headings: tuple[str, ...] = ("settings",) if has_settings else ()
     headings += ("global batch", "peak learning rate", "warmup updates", "updates", f"final {verdict.kind} loss", "n")
     headings += () if base is None else (f"against batch {base}",)
-    headings += () if target is None else (f"samples to a loss of {target:.5g}",)
+    headings += () if target is None else (f"samples to a loss of {target:.5g}", "device-hours to it")
+    critical = {one: found for one in configurations if (found := critical_batch(one)) is not None}
+    headings += ("critical batch",) if critical else ()
     headings += ("time", "samples/s", "runs")
     rows = []
     for one in configurations:
         cells: tuple[str, ...] = (" ".join(one.tuning),) if has_settings else ()
         cells += (_known(one.batch), *_of_plan(one), *_of_loss(one, verdict))
         cells += () if base is None else (_beside(verdict.of(one)),)
-        cells += () if target is None else (_to_target(one, verdict.kind, target),)
+        cells += () if target is None else _to_target(one, verdict.kind, target)
+        cells += (value_text(*critical[one]) if one in critical else "-",) if critical else ()
         judged = verdict.of(one)
         rows.append(
             ((*cells, *_speed(one, verdict.kind), _runs(one, verdict.kind)), judged.judgement.value if judged else "")
@@ -68,13 +73,14 @@ def _beside(judged: Judged | None) -> str:
     return f"{judged.judgement.value}: {difference(judged.comparison)}"
 
 
-def _to_target(one: Configuration, kind: str, target: float) -> str:
+def _to_target(one: Configuration, kind: str, target: float) -> tuple[str, str]:
     runs = [run for run in one.runs if not run.has_diverged(kind)]
-    reached = samples_to(target, runs, kind)
+    reached, hours = samples_to(target, runs, kind), device_hours_to(target, runs, kind)
     if not reached:
-        return "not reached" if any(run.curves for run in runs) else "-"
+        return ("not reached" if any(run.curves for run in runs) else "-"), "-"
     text = f"{sum(reached) / len(reached):,.0f}"
-    return text if len(reached) == len(runs) else f"{text} ({len(reached)} of {len(runs)})"
+    taken = f"{sum(hours) / len(hours):.3g}" if hours else "-"
+    return (text if len(reached) == len(runs) else f"{text} ({len(reached)} of {len(runs)})"), taken
 
 
 def _speed(one: Configuration, kind: str) -> tuple[str, str]:

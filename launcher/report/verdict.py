@@ -71,8 +71,17 @@ class Verdict:
 
     @property
     def target(self) -> float | None:
-        """The highest final loss of the reference's seeds: what each of them has come to."""
+        """The validation loss that was stated before the runs, where all that state one state the same; else the
+        highest final loss of the reference's seeds: what each of them has come to."""
+        if self.stated is not None:
+            return self.stated
         return None if self.sample is None else max(self.sample.values)
+
+    @property
+    def stated(self) -> float | None:
+        """targets.validation_loss of the runs; None: there is none, or several."""
+        stated = {run.target for one in self.family.configurations for run in one.runs} - {None}
+        return min(one for one in stated if one is not None) if self.kind == "validation" and len(stated) == 1 else None
 
     @property
     def reached(self) -> int | None:
@@ -136,6 +145,16 @@ def shown_curve(run: Run, kind: str) -> Curve:
     if kind == "validation":
         return curve
     return Curve(curve.updates, curve.samples, curve.seconds, tuple(smoothed(curve.losses)))
+
+
+def device_hours_to(target: float, runs: Sequence[Run], kind: str) -> list[float]:
+    """For each run that came to a loss of at most `target`: ranks times hours that its updates had taken by then."""
+    curves = [(run.world_size, shown_curve(run, kind)) for run in runs if run.world_size is not None]
+    firsts = [
+        next((took * size / 3600 for took, loss in zip(one.seconds, one.losses, strict=True) if loss <= target), None)
+        for size, one in curves
+    ]
+    return [one for one in firsts if one is not None]
 
 
 def samples_to(target: float, runs: Sequence[Run], kind: str) -> list[float]:

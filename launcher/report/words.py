@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from launcher.observe.text import duration_text
+from launcher.report.critical import of_critical_batches
 from launcher.report.group import Configuration, best
 from launcher.report.noise import CONFIDENCE, Comparison, Sample
 from launcher.report.read import Run, Source
@@ -24,8 +25,9 @@ TIME = (
     "and waiting for checkpoints."
 )
 TARGET = (
-    "The target is the highest final loss of the reference's seeds. Samples to it are those seen until the {kind} loss"
-    "{smoothing} first came to it, averaged over the seeds that did."
+    "The target is targets.validation_loss where the runs state one, else the highest final loss of the reference's "
+    "seeds. Samples to it are those seen until the {kind} loss{smoothing} first came to it, averaged over the seeds "
+    "that did, and device-hours to it are the time of the updates until then times the ranks."
 )
 
 
@@ -69,6 +71,7 @@ def details(verdict: Verdict) -> list[str]:
         lines.append(
             f"The runs saw different numbers of samples, {seen[0]:,} to {seen[-1]:,}: a loss follows from that too."
         )
+    lines += of_critical_batches(verdict.family.configurations)
     for one in verdict.family.configurations:
         for run in one.repeated(verdict.kind):
             lines.append(f"{run.name} repeats a seed and isn't counted.")

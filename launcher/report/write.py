@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from launcher.observe.plot import SMOOTHED, write_picture
+from launcher.report.critical import CRITICAL
 from launcher.report.draw import MOST_DRAWN, draw
 from launcher.report.group import families, kind_of_loss
 from launcher.report.read import Source, read
@@ -94,6 +95,7 @@ def report(source: Source) -> Report:
     smoothing = "" if kind == "validation" else f", smoothed over a {SMOOTHED}th of the updates,"
     notes = [RULE] if len(source.runs) > 1 else []
     notes += [TARGET.format(kind=kind, smoothing=smoothing), TIME, *source.notes]
+    notes += [CRITICAL] if any(run.critical_batch for run in source.runs) else []
     notes += [f"The curves of the first {MOST_DRAWN} are drawn."] if len(verdicts) > MOST_DRAWN else []
     return Report(source, verdicts, tuple(notes))
 

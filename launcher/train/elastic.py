@@ -7,6 +7,7 @@ failed first and why. Its exit code is the run's.
 import os
 import signal
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,9 +26,11 @@ from launcher.errors import Exit, LauncherError
 from launcher.outcome import of_stop, record, scratch
 from launcher.plan.batch import parse_count
 from launcher.plan.plan import Plan
+from launcher.plan.targets import spent
 from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State
 from launcher.train import stopping
+from launcher.train.budget import Budget, counting
 from launcher.train.failures import Failure
 from launcher.train.hangs import recorder_environment
 from launcher.train.meeting import JOIN_SECONDS, Handler, Meeting
@@ -50,7 +53,8 @@ def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
     """
     run = RunDir(run_dir)
     with scratch() as folder:
-        state, code, error = _run(run, task, meeting, folder, started)
+        of_task = _train if task == "train" else _run
+        state, code, error = of_task(run, task, meeting, folder, started)
         for number in (*STOP_SIGNALS, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
     if meeting.node == 0:
@@ -58,6 +62,17 @@ def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
     elif error is not None:
         print(error["reason"], file=sys.stderr, flush=True)
     return code
+
+
+def _train(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float) -> Outcome:
+    """As `_run`, with device-hours counted by the first node. Where they were used up before it, no rank starts."""
+    hours = None
+    with suppress(OSError, LauncherError):  # which is said where the run's files are read again
+        hours = load(run.config).targets.device_hours
+    if spent(run, hours) is not None:
+        return _out_of_hours(run, hours)
+    with counting(Budget(run, folder, hours, started)) if meeting.node == 0 else nullcontext():
+        return _run(run, task, meeting, folder, started)
 
 
 def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float) -> Outcome:
@@ -81,7 +96,7 @@ def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float)
     except (OSError, LauncherError) as problem:
         return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
     if not result.is_failed():
-        return _ended(run, folder, supervisor)
+        return _ended(run, config, folder, supervisor)
     if supervisor.stop is not None and (supervisor.failure is None or supervisor.failure.is_lost):
         return _broken_off(run, supervisor, allowed)
     assert supervisor.failure is not None
@@ -109,14 +124,23 @@ def _run_ranks(supervisor: Supervisor, handler: RendezvousHandler) -> RunResult:
             handler.leave()
 
 
-def _ended(run: RunDir, folder: Path, supervisor: Supervisor) -> Outcome:
+def _ended(run: RunDir, config: Config, folder: Path, supervisor: Supervisor) -> Outcome:
     """Every rank has ended well: finished or stopped."""
     if not stopping.has_mark(folder):
         return State.finished, int(Exit.FINISHED), None
+    if supervisor.stop == stopping.DEVICE_HOURS:
+        return _out_of_hours(run, config.targets.device_hours)
     # a rank may have been asked that couldn't pass it on
     state, code = of_stop(run, stopping.number_of(supervisor.stop or "SIGTERM"))
     error = None if state is State.stopped else {"rank": None, "reason": "no checkpoint could be saved: see its logs"}
     return state, code, error
+
+
+def _out_of_hours(run: RunDir, hours: float | None) -> Outcome:
+    """The run may use its devices no longer."""
+    state, code = of_stop(run, stopping.number_of(stopping.DEVICE_HOURS))
+    reason = f"{stopping.DEVICE_HOURS}={hours:g} is used up; with more the run goes on"
+    return state, code, {"rank": None, "reason": reason}
 
 
 def _broken_off(run: RunDir, supervisor: Supervisor, allowed: Limits) -> Outcome:

@@ -19,7 +19,7 @@ from launcher.train.randomness import seed_micro_batch
 from launcher.train.reading import Batch, Item, Read, Samples, row_weights, sample_length
 from launcher.train.rounds import Rounds
 from launcher.train.sharding.base import row_losses
-from launcher.train.window import MicroBatch, to_device
+from launcher.train.window import MicroBatch, to_micro_batch
 
 EVALUATION_ROUND = 16
 """Micro-batches that run through a pipeline at once in an evaluation."""
@@ -68,7 +68,7 @@ class Reader:
         """Micro-batches of these rows on the rank's device."""
         for read in self._load(data, turns):
             heart.beat()
-            yield MicroBatch(to_device(read.batch, self.place.device), read.num_real)
+            yield to_micro_batch(read, self.place.device)
 
     def in_rounds(self, data: Any, indices: Sequence[int]) -> Iterator[tuple[int, list[MicroBatch]]]:
         """The same for a pipeline, round after round, each of one shape, and the number of its first micro-batch."""
@@ -85,7 +85,7 @@ class Reader:
         for size in sizes:
             read = [next(reading) for _ in range(size)]
             heart.beat()
-            yield step, [MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read]
+            yield step, [to_micro_batch(one, self.place.device) for one in read]
             step += size
 
     def _turns(self, indices: Sequence[int]) -> list[list[Item]]:

@@ -135,6 +135,7 @@ def finish(
         "validation_metrics": validation.metrics if validation else None,
         "baseline_loss": baseline,
         "weights_sha256": hashes,
+        "reached": progress.reached,
         "seconds": time.monotonic() - started,
     }
     write_atomic(run.result, to_json(result))

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from launcher.config.choices import LossSpike
+from launcher.config.targets import TargetsConfig
 from launcher.errors import NonFiniteError
 from launcher.observe.text import some
 from launcher.plan.durations import Every
@@ -18,12 +19,15 @@ from launcher.train.batch_norm import ghosts
 from launcher.train.buffers import Buffers, restore_buffers
 from launcher.train.checkpoint.saver import Saver
 from launcher.train.evaluate import Validation
+from launcher.train.noise_scale import NoiseScale
 from launcher.train.optim import set_group_warmup, set_momentum
 from launcher.train.parallel.mesh import Place
 from launcher.train.precise import PreciseBatchNorm
 from launcher.train.reporter import Progress, Reporter
 from launcher.train.sharding.base import Sharding, StepResult
 from launcher.train.spikes import SpikeGuard
+from launcher.train.targets import Outlook, came_to, is_reached
+from launcher.train.trend import Trend
 from launcher.train.window import Window, Windows
 
 
@@ -67,6 +71,11 @@ class Fit:
     """None: it doesn't change."""
     precise: PreciseBatchNorm | None = None
     """What gives batch norm its statistics for an evaluation; None: those of the training are taken."""
+    noise: NoiseScale | None = None
+    """None: it isn't measured."""
+    targets: TargetsConfig = field(default_factory=TargetsConfig)
+    outlook: Outlook | None = None
+    """None: there is no rate and no budget to judge."""
 
     def __post_init__(self) -> None:
         self._upcoming: Window | None = None
@@ -77,11 +86,15 @@ class Fit:
         """The window whose loss was one, until it has been dealt with."""
         self._went_back: list[int] = []
         """After which update each checkpoint was that training has gone back to."""
+        self._trend = Trend()
+        self._ends_here = False
+        """Whether the targets were reached, and that ends the run."""
         self.stopped = False
         """Whether `run` came back before the last update, since all ranks have agreed to stop."""
 
     def run(self) -> Progress:
-        """Trains from where the newest checkpoint ends to the last update, or until all ranks have agreed to stop.
+        """Trains from where the newest checkpoint ends to the last update or to its targets, where these end it, or
+        until all ranks have agreed to stop.
 
         Raises:
             NonFiniteError: more updates in a row than allowed had non-finite values.
@@ -93,20 +106,27 @@ class Fit:
             self.reporter.say(f"goes on after update {progress.update}, from its checkpoint")
         heart.beat(progress.update + 1)
         self._agree(*self.place.sum(self._wishes()))
-        while progress.update < self.policy.num_updates and not self._must_stop:
+        self._look_at_targets()
+        while not self._is_done and not self._must_stop:
             self._validate_if_due()  # of a run that was stopped just before it
+            if self._is_done:
+                break
             self._next_update()
             self._go_back_after_a_spike()
-            if self._must_stop and progress.update < self.policy.num_updates:
+            if self._must_stop and not self._is_done:
                 break  # what is due by now waits until the run goes on
             self._validate_if_due()
-            self._save(is_last=progress.update == self.policy.num_updates)
-        self.stopped = progress.update < self.policy.num_updates
+            self._save(is_last=self._is_done)
+        self.stopped = not self._is_done
         if self.stopped:
             self._save(is_last=True)
         self.reporter.status(progress)
         self.reporter.flush()
         return progress
+
+    @property
+    def _is_done(self) -> bool:
+        return self._ends_here or self.progress.update >= self.policy.num_updates
 
     def _next_update(self) -> None:
         """One window, from its samples to what is said of it."""
@@ -123,8 +143,19 @@ class Fit:
         progress.update += 1
         progress.applied += step.applied
         progress.train_loss = loss
-        self.reporter.update(window, loss, lr, step, progress, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.reporter.update(window, loss, lr, step, progress, seconds)
         self._check_numbers(window, loss, step)
+        said = self._trend.add(loss, window.samples / seconds) if step.applied else []
+        if self.outlook is not None:
+            said += self.outlook.add(window.samples, seconds, self._samples_left())
+        for text in said:
+            self.reporter.note(progress.update, text)
+
+    def _samples_left(self) -> int:
+        """Of the whole training."""
+        table = self.windows.table
+        return table.samples_after(self.policy.num_updates) - table.samples_after(self.progress.update)
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete. Raises as `run`."""
@@ -139,6 +170,9 @@ class Fit:
             return False
         self.progress.take(saved)
         self.spikes.losses = list(saved["losses"])
+        self._trend = Trend.take(saved.get("trend"))
+        if self.noise is not None:
+            self.noise.take(saved.get("noise_scale"))
         self._upcoming = None
         return True
 
@@ -167,7 +201,9 @@ class Fit:
             return
         if is_last or self._must_save or self.saver.is_due(self.progress.update):
             # a copy: the guard goes on with its own while this is written
+            noise = None if self.noise is None else self.noise.to_dict()
             progress = {**self.progress.to_dict(), "losses": list(self.spikes.losses)}
+            progress |= {"noise_scale": noise, "trend": self._trend.to_dict()}
             self.reporter.flush()  # no update is in a checkpoint and not in the metrics
             self.saver.save(self.progress.update, progress, wait=self.stopped)
         self.saver.poll()
@@ -181,6 +217,7 @@ class Fit:
         before = self._buffers.keep()
         for norm in self._ghosts:
             norm.begin_window(window.samples, self.place.degree)
+        is_measured = self.noise is not None and self.noise.begin(window)
         loss_sum = self.runner.run(window)
         if self.windows.reads_ahead and window.update < self.policy.num_updates:
             # the device is still busy with what the runner has queued, and loader workers have read on
@@ -197,6 +234,8 @@ class Fit:
             restore_buffers(before)
         elif changed:
             self._buffers.agree(before, changed)
+        if self.noise is not None and is_measured:
+            self.reporter.measured(self.noise.end(window, step))
         return loss, step
 
     def _wishes(self) -> list[float]:
@@ -216,6 +255,24 @@ class Fit:
             return
         progress.validation, progress.validated = self.validate(), update
         self.reporter.validation(progress)
+        self._look_at_targets()
+
+    def _look_at_targets(self) -> None:
+        """Whether the validation after this update reaches what is stated; all ranks say so alike.
+
+        Raises:
+            ConfigError: the task gives no such metric.
+        """
+        progress, targets = self.progress, self.targets
+        if not targets.states_quality or progress.validation is None or progress.validated != progress.update:
+            return
+        mine = [float(is_reached(targets, progress.validation))]
+        (reached,) = self.place.everywhere(self.place.sum(mine))
+        if not reached:
+            return
+        self._ends_here = targets.stop_when_reached
+        if progress.reached is None:
+            self.reporter.reached(progress, came_to(targets, progress.validation))
 
     def _check_numbers(self, window: Window, loss: float, step: StepResult) -> None:
         if step.applied:

@@ -70,6 +70,11 @@ def pulse(folder: Path, rank: int) -> Pulse | None:
     return said if said.time else None
 
 
+def is_there(folder: Path) -> bool:
+    """Whether ranks have been given hearts by now."""
+    return any(folder.glob("heart_*"))
+
+
 def clear(folder: Path) -> None:
     """Removes the hearts of ranks that have ended."""
     for path in folder.glob("heart_*"):

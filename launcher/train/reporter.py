@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
+from launcher.observe.text import critical_batch_text
 from launcher.run_dir import RunDir, State
 from launcher.train import stopping
 from launcher.train.checkpoint.saver import Saver
@@ -31,6 +32,8 @@ class Progress:
     validation: Validation | None = None
     validated: int = 0
     """The update after which that was."""
+    reached: dict[str, Any] | None = None
+    """The `update` after which a validation first reached the targets, and `what` it came to in words."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint; `take` is the way back."""
@@ -42,6 +45,7 @@ class Progress:
             "train_loss": self.train_loss,
             "validation": None if validation is None else asdict(validation),
             "validated": self.validated,
+            "reached": self.reached,
         }
 
     def take(self, saved: Mapping[str, Any]) -> None:
@@ -51,7 +55,7 @@ class Progress:
         loss, validation = saved["train_loss"], saved["validation"]
         self.train_loss = math.nan if loss is None else float(loss)
         self.validation = None if validation is None else Validation(**validation)
-        self.validated = int(saved["validated"])
+        self.validated, self.reached = int(saved["validated"]), saved.get("reached")
 
 
 class Reporter:
@@ -66,6 +70,7 @@ class Reporter:
         self._status_written = 0.0
         self._stall = 0.0
         self._rolled_back_to: int | None = None
+        self._measured: dict[str, Any] = {}
 
     def say(self, text: str) -> None:
         """A line in this rank's log. A full disk is said by the files that matter more."""
@@ -98,13 +103,21 @@ class Reporter:
             memory_peak_bytes=memory_peak_bytes(self._place.device),
             checkpoint_stall_seconds=self._stall,
             rolled_back_to=self._rolled_back_to,
+            **self._measured,
         )
+        measured, self._measured = self._measured, {}
         self._stall, self._rolled_back_to = 0.0, None
         if window.update % self._log_every == 0 or window.update == self._num_updates:
             self.flush()
-            self.say(f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s")
+            said = f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s"
+            batch = critical_batch_text(measured.get("critical_batch"), measured.get("critical_batch_error"))
+            self.say(f"{said}  {batch}".rstrip())
         if time.monotonic() - self._status_written > STATUS_EVERY:
             self.status(progress)
+
+    def measured(self, fields: Mapping[str, Any]) -> None:
+        """What else stands in the line of the next update."""
+        self._measured = dict(fields)
 
     def validation(self, progress: Progress) -> None:
         """The line of a validation."""
@@ -115,6 +128,21 @@ class Reporter:
         )
         self.flush()
         self.say(f"update {progress.update}: validation loss {progress.validation.loss:.6g}")
+
+    def reached(self, progress: Progress, what: str) -> None:
+        """That the targets were. It stands in the status too, which says so why a run has ended before its last
+        update."""
+        progress.reached = {"update": progress.update, "what": what}
+        self.note(progress.update, f"reached: {what}")
+        self.status(progress)
+
+    def note(self, update: int, text: str) -> None:
+        """What people should know of the run by now: in the log, and in the metrics for who follows the run."""
+        if self._metrics is None:
+            return
+        self._metrics.note(update=update, text=text)
+        self.flush()
+        self.say(f"update {update}: {text}")
 
     def checkpoints(self, saver: Saver) -> None:
         """What has been saved since the last time: in log and status, and the stall in the next update's line."""
@@ -141,7 +169,8 @@ class Reporter:
     def status(self, progress: Progress) -> None:
         """How far the run is, and that it lives."""
         if self._run is not None:
-            self._run.write_status(state=_state(), update=progress.update, applied=progress.applied)
+            far = {"update": progress.update, "applied": progress.applied, "reached": progress.reached}
+            self._run.write_status(state=_state(), **far)
             self._status_written = time.monotonic()
 
     def flush(self) -> None:

@@ -30,6 +30,7 @@ from launcher.train.checkpoint.make import make_saver
 from launcher.train.evaluate import Pipeline, Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
 from launcher.train.fit import Fit, Policy, Runner
+from launcher.train.noise_scale import NoiseScale
 from launcher.train.parallel.mesh import Place, take_place
 from launcher.train.parallel.precision import Precision
 from launcher.train.parts import Parts, build_data, build_task, gather_facts, make_model
@@ -37,8 +38,10 @@ from launcher.train.precise import PreciseBatchNorm
 from launcher.train.reporter import Reporter
 from launcher.train.rounds import Rounds
 from launcher.train.runner.sequential import SequentialRunner
+from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.spikes import SpikeGuard
+from launcher.train.targets import Outlook
 from launcher.train.window import Windows
 
 if TYPE_CHECKING:
@@ -134,14 +137,16 @@ def assemble(
     seed = config.run.seed
     parts.model.train()
     stages = _stages(config, plan, parts, place)
-    sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part)
-    windows = _windows(config, plan, facts, parts, place, None if stages is None else stages.rounds)
     timing = timing_of(config, plan, facts)
+    noise = _noise_scale(config, timing, place)
+    first = None if noise is None else noise.first
+    sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part, first)
+    windows = _windows(config, plan, facts, parts, place, None if stages is None else stages.rounds)
     assert timing.rate is not None, "known with num_updates"
     policy = _policy(config, plan, timing)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
     reader = replace(reader, equal_steps=sharding.forward_is_collective)
-    runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank)
+    runner: Runner = SequentialRunner(sharding, seed=seed, rank=place.rank, first=first)
     pipeline = None
     if stages is not None:
         reader = replace(reader, rounds=stages.rounds)
@@ -152,23 +157,11 @@ def assemble(
         run if place.is_first else None, plan.num_updates, place, log_every=policy.log_every, attempt=attempt
     )
     saver = None if run is None else make_saver(config, timing, run, sharding, place, reporter.say)
-    training = config.training
-    spikes = SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
-    rate, momentum = timing.rate, timing.momentum
     return Fit(
-        windows,
-        runner,
-        sharding,
-        rate,
-        policy,
-        place,
-        check,
-        reporter,
-        saver,
-        spikes,
-        momentum=momentum,
-        precise=precise,
-    )
+        windows, runner, sharding, timing.rate, policy, place, check, reporter, saver, _spikes(config),
+        momentum=timing.momentum, precise=precise, noise=noise, targets=config.targets,
+        outlook=_outlook(config, plan, place, run),
+    )  # fmt: skip
 
 
 def _windows(config: Config, plan: Plan, facts: Facts, parts: Parts, place: Place, rounds: Rounds | None) -> Windows:
@@ -219,6 +212,23 @@ def _precise(
         return None
     size = patches.ghost_size or reader.micro_batch_size
     return PreciseBatchNorm(model, parts.train, reader, precision, samples=patches.precise_batch_norm, size=size)
+
+
+def _outlook(config: Config, plan: Plan, place: Place, run: RunDir | None) -> Outlook | None:
+    is_asked = config.targets.device_hours is not None or config.targets.samples_per_s is not None
+    return Outlook(config.targets, plan.world_size, run.device_seconds) if run and is_asked and place.is_first else None
+
+
+def _noise_scale(config: Config, timing: Timing, place: Place) -> NoiseScale | None:
+    every = timing.noise_scale_every
+    if every is None:
+        return None
+    return NoiseScale(FirstGradient(), place, every=every, memory=config.training.noise_scale_memory)
+
+
+def _spikes(config: Config) -> SpikeGuard:
+    training = config.training
+    return SpikeGuard(training.loss_spike, training.loss_spike_deviations, training.loss_spike_window)
 
 
 def _stages(config: Config, plan: Plan, parts: Parts, place: Place) -> "Stages | None":

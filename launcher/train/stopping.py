@@ -10,7 +10,7 @@ from types import FrameType
 from launcher.outcome import SCRATCH
 from launcher.process import STOP_SIGNALS
 
-TIME_LIMIT = "training.time_limit"
+TIME_LIMIT, DEVICE_HOURS = "training.time_limit", "targets.device_hours"
 """Who asks where it isn't a signal."""
 
 _WISH, _MARK = "stop", "stopped"
@@ -19,7 +19,7 @@ _is_asked = False
 
 
 def ask(folder: Path, why: str) -> None:
-    """Leaves the wish for every rank of the node to see. `why`: a signal's name, or the time limit; the first one
+    """Leaves the wish for every rank of the node to see. `why`: a signal's name, or the key of a limit; the first one
     stays."""
     with suppress(FileExistsError):
         os.symlink(why, folder / _WISH)  # a name and what it says in one step, so that nobody reads half of it
@@ -35,7 +35,7 @@ def asked(folder: Path) -> str | None:
 
 def number_of(why: str) -> signal.Signals:
     """The signal that a wish stands for."""
-    return signal.SIGTERM if why == TIME_LIMIT else signal.Signals[why]
+    return signal.SIGTERM if why in (TIME_LIMIT, DEVICE_HOURS) else signal.Signals[why]
 
 
 def take_signals() -> None:

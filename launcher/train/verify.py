@@ -151,7 +151,7 @@ def _base(config: Config, window: int) -> Config:
             micro_batch_tokens=None,
             ramp=[],
         ),
-        training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1),
+        training=replace(config.training, duration=UPDATES, validate_every=None, log_every=1, noise_scale=None),
         model_patches=in_evaluation(config.model_patches),
         scaling=ScalingConfig(rule=Rule.none),
         schedule=ScheduleConfig(decay=ConstantDecay()),

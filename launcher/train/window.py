@@ -26,6 +26,8 @@ class MicroBatch:
     """Tensors of [rows, …], on the rank's device."""
     num_real: int
     """Rows that count; those behind them are copies that fill up and are masked."""
+    weight: float
+    """Sum of their weights."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Windows:
         return Window(
             update=update,
             epoch=float(self.table.epochs_after(update)),
-            micro_batches=[MicroBatch(to_device(one.batch, self.place.device), one.num_real) for one in read],
+            micro_batches=[to_micro_batch(one, self.place.device) for one in read],
             indices=indices,
             weight=weight,
             samples=len(indices),
@@ -202,6 +204,11 @@ class _Turns:
         while last is None or update <= last:
             yield from self._windows.micro_batches(update)
             update += 1
+
+
+def to_micro_batch(read: Read, device: torch.device) -> MicroBatch:
+    """What was read, with its tensors on `device`."""
+    return MicroBatch(to_device(read.batch, device), read.num_real, read.weight)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -292,9 +292,10 @@ def test_from_an_earlier_checkpoint(command, submitted):
     state.write_text("abc")
     assert len(os.listdir(run / "checkpoints")) == 3
     said = command("resume", "run", "--from=20")
-    assert "removes the checkpoints of later updates: 40, 60" in said.out
+    assert f"puts aside the checkpoints of later updates, in {Path('run', 'checkpoints')}: 40, 60" in said.out
     assert "from the checkpoint of update 20 of 100; 50 updates after it repeated" in said.out
-    assert os.listdir(run / "checkpoints") == ["update_0000000020"]
+    aside = [f"update_00000000{update}.before_attempt_1" for update in (40, 60)]
+    assert sorted(os.listdir(run / "checkpoints")) == ["update_0000000020", *aside]
     assert submitted[-1]["status"]["update"] == 20
 
 

@@ -201,7 +201,7 @@ def test_from_an_earlier_checkpoint_under_another_strategy_on_more_ranks(left: P
     where = ("strategy=fsdp", "cluster.ranks_per_node=3", "batch.micro_batch_size=1")
     done = launch(left, "resume", "run", "--from", "2", *where, **variables(left))
     assert done.code == 0, done.out + done.err
-    assert "removes the checkpoints of later updates: 3, 4" in done.out
+    assert "puts aside the checkpoints of later updates, in run/checkpoints: 3, 4" in done.out
     assert "from the checkpoint of update 2 of 12; 2 updates after it repeated" in done.out
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["world_size"], plan["strategy"], plan["global_batch_size"]) == (3, "fsdp", 3)
@@ -210,6 +210,19 @@ def test_from_an_earlier_checkpoint_under_another_strategy_on_more_ranks(left: P
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [one["update"] for one in lines if one["kind"] == "train" and one["attempt"] == 1]
     assert trained == list(range(3, 13))
+
+
+def test_from_an_earlier_checkpoint_to_the_same_bits(left: Path, whole: Done) -> None:
+    run = left / "run"
+    refused = launch(left, "resume", "run", "--from", "1", **variables(left))
+    assert (refused.code, "there are: 2, 3, 4" in refused.err) == (2, True)
+    done = launch(left, "resume", "run", "--from", "2", **variables(left))
+    assert done.code == 0, done.out + done.err
+    assert_same_bits(run, whole)
+    kept = sorted(one.name for one in (run / "checkpoints").glob("*.before_attempt_1"))
+    assert kept == [f"update_000000000{update}.before_attempt_1" for update in (3, 4)]
+    attempts = {one["update"]: one["attempt"] for one in read_metrics(run / "metrics.jsonl")[0]}
+    assert attempts == {update: int(update > 2) for update in range(1, 13)}
 
 
 def test_a_run_that_was_told_to_stop_goes_on_by_the_same_command(tmp_path: Path, whole: Done) -> None:

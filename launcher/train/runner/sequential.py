@@ -8,14 +8,16 @@ from launcher.train import heart
 from launcher.train.buffers import untouched_buffers
 from launcher.train.randomness import seed_micro_batch
 from launcher.train.sharding.base import Sharding
+from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.window import Window
 
 
 class SequentialRunner:
     """Every forward and backward of a window on one rank; gradient accumulation is what it does with several."""
 
-    def __init__(self, sharding: Sharding, *, seed: int, rank: int) -> None:
-        self.sharding, self.seed, self.rank = sharding, seed, rank
+    def __init__(self, sharding: Sharding, *, seed: int, rank: int, first: FirstGradient | None = None) -> None:
+        """`first`: is told of each micro-batch; None: nobody asks for it."""
+        self.sharding, self.seed, self.rank, self.first = sharding, seed, rank, first
 
     def run(self, window: Window) -> Tensor:
         """Leaves the window's gradient in the parameters: the sum of its losses over all ranks / its weight.
@@ -34,6 +36,8 @@ class SequentialRunner:
                 scaled, total = self.sharding.forward(micro.batch, micro.num_real, scale)
                 heart.beat(waits=step == last)  # the last backward reduces
                 self.sharding.backward(scaled)
+            if self.first is not None:
+                self.first.end_of_micro_batch(micro.num_real, micro.weight, scale)
             loss_sum = total if loss_sum is None else loss_sum + total
         assert loss_sum is not None
         return loss_sum

@@ -20,6 +20,7 @@ from launcher.train.parallel.precision import LossScale, Precision
 from launcher.train.parts import Parts
 from launcher.train.sharding.base import Material, Sharding, Single
 from launcher.train.sharding.ddp import DataParallel, ZeroRedundancy
+from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.sharding.fsdp import FullyShard
 from launcher.train.sharding.zero import Zero
 
@@ -33,10 +34,31 @@ def make_precision(config: Config, place: Place) -> Precision:
     return Precision(config.precision.name, place.device.type)
 
 
-def make_sharding(config: Config, plan: Plan, parts: Parts, place: Place, part: Part | None = None) -> Sharding:
-    """The sharding of the configuration's strategy; with one rank every strategy is that of one process. `part`: in a
-    pipeline the stages of this rank."""
+def make_sharding(
+    config: Config,
+    plan: Plan,
+    parts: Parts,
+    place: Place,
+    part: Part | None = None,
+    first: FirstGradient | None = None,
+) -> Sharding:
+    """The sharding of the configuration's strategy; with one rank every strategy is that of one process.
 
+    Args:
+        part: in a pipeline the stages of this rank.
+        first: what looks at the first gradient of a window; None: nothing does.
+    """
+    is_late = config.strategy.name is StrategyName.fsdp  # its parameters are other ones by then
+    if first is not None and not is_late:
+        first.watch_parameters(parts.model)
+    made = _make_sharding(config, plan, parts, place, part)
+    if first is not None and is_late:
+        watch = first.watch_reductions if isinstance(made, FullyShard) else first.watch_parameters
+        watch(made.model)
+    return made
+
+
+def _make_sharding(config: Config, plan: Plan, parts: Parts, place: Place, part: Part | None) -> Sharding:
     def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         arguments = config.optimizer | plan.scaled_arguments
         return build_optimizer(model, arguments, plan.param_groups, is_part=part is not None)

@@ -1,0 +1,55 @@
+"""What the gradient noise scale needs of a window: a part of it that is a random one, and passes by on its own."""
+
+from launcher.config.choices import BatchNormPatch, StrategyName
+from launcher.config.schema import Config
+from launcher.errors import ConfigError
+from launcher.plan.batch import MICRO, BatchPlan
+from launcher.plan.division import Division
+from launcher.plan.mesh import Mesh
+
+KEY = "training.noise_scale"
+
+
+def check_noise_scale(config: Config, mesh: Mesh, division: Division) -> list[str]:
+    """What to know of measuring the noise scale with this division of a window, where that was asked for.
+
+    Raises:
+        ConfigError: it can't; says what would.
+    """
+    given = config.training.noise_scale
+    if given is None:
+        return []
+    if mesh.pp > 1:
+        problem = "a pipeline never has a micro-batch's gradient by itself"
+        raise ConfigError(KEY, given, f"{problem} (mesh.pp={mesh.pp})", hint="mesh.pp=1, in a short run")
+    if division.micro_batch_tokens is not None or division.layout == "length":
+        problem = "needs micro-batches that are a random part of the window, and a layout by length sorts it"
+        raise ConfigError(KEY, given, problem, hint=f"batch.layout=arrival{_instead(division)}")
+    if config.model_patches.batch_norm is BatchNormPatch.sync:
+        problem = "a rank has no gradient of its own where statistics are those of all ranks"
+        raise ConfigError(KEY, given, problem, hint="model_patches.batch_norm=ghost or group_norm")
+    if config.strategy.name is StrategyName.fsdp and mesh.dp_shard == 1 < mesh.dp_replicate:
+        problem = "fsdp reduces nothing among shards with mesh.dp_shard=1"
+        raise ConfigError(KEY, given, problem, hint="strategy=ddp, which is the same here")
+    _check_parts(given, division.batch)
+    neighbours = (
+        f"{KEY}: with data.shuffle=false a micro-batch holds neighbours of the data set; where these are alike, "
+    )
+    return [] if config.data.shuffle else [f"{neighbours}the noise scale comes out too large"]
+
+
+def _instead(division: Division) -> str:
+    return "" if division.micro_batch_tokens is None else f" with {MICRO} instead of batch.micro_batch_tokens"
+
+
+def _check_parts(given: object, batch: BatchPlan) -> None:
+    """That a window has a part that is smaller. Raises ConfigError."""
+    size = batch.global_batch_size
+    if size == 1:
+        problem = "a window of one sample has no part to compare it with"
+        raise ConfigError(KEY, given, problem, hint="batch.global_batch_size=2 or more")
+    if batch.gradient_accumulation_steps == batch.data_parallel_degree == 1:
+        problem = (
+            f"one rank takes the window of {size} samples in one micro-batch, so there is no smaller one to compare"
+        )
+        raise ConfigError(KEY, given, problem, hint=f"{MICRO}={size // 2}: two micro-batches, and the same update")
