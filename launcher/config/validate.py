@@ -18,11 +18,11 @@ from omegaconf import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
+from launcher.config.check_slurm import check_submit
 from launcher.config.choices import BatchNormPatch
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
-from launcher.config.places import SlurmConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
@@ -156,7 +156,7 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError("training.max_skipped_in_a_row", most, "must be at least 1")
     _check_times(config)
     _check_patches(config.model_patches)
-    _check_slurm(config.submit.slurm)
+    check_submit(config)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
@@ -190,20 +190,6 @@ def _check_patches(patches: ModelPatchesConfig) -> None:
     if not is_ghost and size is not None:
         problem = f"has no effect: model_patches.batch_norm is {patches.batch_norm.value}"
         raise ConfigError(key, size, problem, hint="model_patches.batch_norm=ghost")
-
-
-def _check_slurm(slurm: SlurmConfig) -> None:
-    if slurm.signal_before is not None:
-        seconds(slurm.signal_before, "submit.slurm.signal_before")
-    if slurm.gres is not None and slurm.gpus_per_node is not None:
-        raise ConfigError("submit.slurm.gres", slurm.gres, "stands beside gpus_per_node: give one of them")
-    for key, least in (("requeue", 0), ("cpus_per_task", 1), ("gpus_per_node", 0), ("array_parallelism", 1)):
-        value = getattr(slurm, key)
-        if value is not None and value < least:
-            raise ConfigError(f"submit.slurm.{key}", value, f"must be at least {least}")
-    for index, one in enumerate(slurm.env):
-        if not re.match(r"[A-Za-z_]\w*=", one, re.ASCII):
-            raise ConfigError(f"submit.slurm.env[{index}]", one, "must be NAME=VALUE")
 
 
 def _group(value: Any, index: int) -> dict[str, Any]:

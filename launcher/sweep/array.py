@@ -50,7 +50,7 @@ def check_array(members: Sequence[Member]) -> None:
         raise ConfigError("submit", "slurm", "all runs of a sweep start in one place: some of these are not for Slurm")
     planned = [one for one in queued if one.prepared is not None]
     for other in planned[1:]:
-        asked = [set(_backend(one).options(_plan(one))) for one in (planned[0], other)]
+        asked = [set(_backend(one).scripts.options(_plan(one))) for one in (planned[0], other)]
         if asked[0] != asked[1]:
             differing = ", ".join(sorted(asked[0] ^ asked[1]))
             text = f"{other.name} asks Slurm for other things than {planned[0].name}: {differing}"
@@ -63,7 +63,7 @@ def submit_array(members: Sequence[Member], folder: Path, console: Console) -> A
     logs = folder / "logs"
     with writing(logs):
         logs.mkdir(exist_ok=True)
-    script = _backend(first).render_array(folder, [one.run for one in members], _plan(first))
+    script = _backend(first).scripts.of_array(folder, [one.run for one in members], _plan(first))
     made = Array(queue(folder / SCRIPT, script), tuple(members))
     for one in members:
         say_job(one.run, made.job_of(one))
@@ -75,7 +75,7 @@ def submit_array(members: Sequence[Member], folder: Path, console: Console) -> A
 def submit_report(array: Array, folder: Path, console: Console) -> None:
     """Queues the job that writes the sweep's report once all have ended, however they do. Raises LauncherError."""
     first = array.members[0]
-    script = _backend(first).render_report(folder, _plan(first))
+    script = _backend(first).scripts.of_report(folder, _plan(first))
     after = (f"--dependency=afterany:{array.job}", "--kill-on-invalid-dep=yes")
     job = queue(folder / REPORT, script, *after)
     console.print(f"report  {short(folder)}/report.html, by job {job} once all have ended", highlight=False)

@@ -15,7 +15,8 @@ from launcher.lock import Owner
 from launcher.plan.facts import Facts
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir
-from launcher.submit.slurm import Slurm, body
+from launcher.submit.slurm import Slurm
+from launcher.submit.slurm_script import body
 
 KEYS = (
     "submit=slurm",
@@ -55,8 +56,11 @@ export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=8
 export NOTE='a "b" $HOME; ü'
 module load cuda
-command=(/bin/python -m launcher.train.agent /runs/one)
+run=/runs/one
+tasks_per_node=1
 srun_options=(--cpus-per-task=32 --container-image=/a.sqsh --container-mounts=/data:/data,/runs:/runs --cpu-bind=cores)
+watch=()
+command=(bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher python3 -m launcher.train.agent "$run")
 max_requeues=10
 
 """
@@ -72,7 +76,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def script(run: RunDir, *overrides: str) -> str:
-    config = parse(config_text(*KEYS, *overrides))
+    return rendered(run, *KEYS, *overrides)
+
+
+def rendered(run: RunDir, *overrides: str) -> str:
+    config = parse(config_text(*overrides))
     plan = replace(make_plan(config, Facts()), cwd="/home/me/my code")
     text = Slurm(config).render(run, plan).script_text
     assert text is not None
@@ -81,6 +89,37 @@ def script(run: RunDir, *overrides: str) -> str:
 
 def test_the_whole_script(run: RunDir) -> None:
     assert script(run) == HEAD + body()
+
+
+def test_apptainer_runs_the_agent_in_the_image(run: RunDir) -> None:
+    text = script(run, "submit.slurm.container_runtime=apptainer", "submit.slurm.container_image='/my images/a.sif'")
+    inside = "apptainer exec --nv --bind /data:/data --bind /runs:/runs '/my images/a.sif' python3"
+    numbered = """bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher"""
+    assert f'command=({numbered} {inside} -m launcher.train.agent "$run")\n' in text
+    assert "srun_options=(--cpus-per-task=32 --cpu-bind=cores)\n" in text
+    on_cpus = rendered(
+        run, "submit=slurm", "submit.slurm.container_runtime=apptainer", "submit.slurm.container_image=a"
+    )
+    assert "apptainer exec a python3" in on_cpus
+
+
+def test_without_agents_slurm_starts_a_task_for_each_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H03: as many tasks as ranks, which share the cores that the node was asked for."""
+    monkeypatch.setattr("launcher.submit.slurm_script.sys.executable", "/bin/python")
+    text = script(
+        run, "submit.slurm.agent=none", "submit.slurm.container_image=null", "submit.slurm.container_mounts=[]"
+    )
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8\n" in text
+    assert "tasks_per_node=4\nsrun_options=(--cpus-per-task=8 --kill-on-bad-exit=1 --cpu-bind=cores)\n" in text
+    assert 'watch=(/bin/python -m launcher.train.step "$run")\n' in text
+    assert 'command=(/bin/python -m launcher.train.task "$run")\n' in text
+
+
+def test_a_job_that_can_lose_nodes_is_kept(run: RunDir) -> None:
+    text = script(run, "cluster.min_nodes=1")
+    assert "#SBATCH --no-kill\n" in text
+    assert "srun_options=(--cpus-per-task=32 --no-kill " in text
+    assert "--no-kill" not in script(run, "cluster.min_nodes=2")
 
 
 def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
@@ -105,12 +144,36 @@ def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
         (["submit.slurm.signal_before=soon"], "submit.slurm.signal_before"),
         (["submit.slurm.requeue=-1"], "submit.slurm.requeue"),
         (["submit.slurm.env=['2A=b']"], "submit.slurm.env[0]"),
+        (["submit.slurm.container_runtime=apptainer"], "submit.slurm.container_runtime"),
+        (["submit.slurm.container_mounts=['/a:/a']"], "submit.slurm.container_mounts"),
+        (["submit.slurm.nodes=0"], "submit.slurm.nodes"),
+        (["submit.slurm.agent=none", "training.max_restarts=2"], "training.max_restarts"),
+        (["submit.slurm.agent=none", "cluster.nodes=2", "cluster.min_nodes=1"], "cluster.min_nodes"),
+        (["submit.slurm.agent=none", "cluster.wait_for_nodes=5 seconds"], "cluster.wait_for_nodes"),
+        (["submit=local", "submit.slurm.nodes=2"], "submit.slurm.nodes"),
+        (["submit=local", "submit.slurm.time='5'"], "submit.slurm.time"),
     ],
 )
 def test_what_a_job_cannot_be(overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_plan(parse(config_text("submit=slurm", *overrides)), Facts())
     assert refused.value.key == key
+
+
+def test_either_key_says_the_nodes_and_both_only_alike() -> None:
+    def nodes(*overrides: str) -> int:
+        return make_plan(parse(config_text("submit=slurm", *overrides)), Facts()).nodes
+
+    assert [nodes(), nodes("cluster.nodes=2"), nodes("submit.slurm.nodes=3")] == [1, 2, 3]
+    assert nodes("cluster.nodes=2", "submit.slurm.nodes=2") == 2
+    with pytest.raises(ConfigError, match=r"submit\.slurm\.nodes=3: cluster\.nodes=1 says another number of nodes"):
+        nodes("cluster.nodes=1", "submit.slurm.nodes=3")
+
+
+def test_cores_that_ranks_cannot_share_are_refused(run: RunDir) -> None:
+    alone = ("submit=slurm", "submit.slurm.agent=none", "cluster.device=cpu", "cluster.ranks_per_node=3")
+    with pytest.raises(ConfigError, match="among its 3 ranks"):
+        rendered(run, *alone, "submit.slurm.cpus_per_task=8")
 
 
 SRUN = """#!/usr/bin/env bash
@@ -143,9 +206,12 @@ def execute(folder: Path, code: int, *, max_requeues: int = 2, restarts: int = 0
     """The body with the stand-ins around it, in a job of three nodes whose srun ends with `code`."""
     (folder / "code").write_text(str(code))
     quoted = "'" + AWKWARD.replace("'", "'\\''") + "'"
-    head = f"command=(agent {quoted})\nsrun_options=(--comment={quoted})\nmax_requeues={max_requeues}\n"
+    numbered = """bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher"""
+    head = f"command=({numbered} agent {quoted})\nsrun_options=(--comment={quoted})\nmax_requeues={max_requeues}\n"
+    head += "watch=()\ntasks_per_node=1\n"
     (folder / "job").write_text(head + body())
     job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "gpu[03,07-08]", "SLURM_RESTART_COUNT": str(restarts)}
+    job |= {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS": "6"}
     own = {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder), "OWN": AWKWARD}
     return subprocess.run(
         ["bash", str(folder / "job")], env={**os.environ, **job, **own}, capture_output=True, text=True, timeout=30
@@ -158,7 +224,7 @@ def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> N
     agents = (stand_ins / "agents").read_text()
     assert agents == "".join(f"gpu03:20041 {AWKWARD} --node {node} {AWKWARD}\n" for node in range(3))
     given = (stand_ins / "given").read_bytes().decode().split("\0")
-    assert given[:3] == ["--export=ALL", "--ntasks-per-node=1", f"--comment={AWKWARD}"]
+    assert given[:4] == ["--export=ALL", "--ntasks=3", "--ntasks-per-node=1", f"--comment={AWKWARD}"]
     assert not (stand_ins / "asked").exists()
 
 
