@@ -98,6 +98,15 @@ def test_two_nodes_of_two_ranks_each(tmp_path: Path, queue: Queue) -> None:
     assert queue.ended() == "COMPLETED"
     planned = done.json("plan.json")["launch"]
     assert Path(planned["script"]).read_text() == planned["script_text"]
+    # the same by Slurm's own tasks, without agents
+    (tmp_path / "tasks").mkdir()
+    tasks = ("submit.slurm.nodes=2", "submit.slurm.agent=none", *two[1:])
+    alone = queue.train(tmp_path / "tasks", *paced(SAMPLES, *tasks, *data))
+    assert alone.code == 0, alone.out + alone.err
+    assert alone.weights() == done.weights()
+    assert queue.ended() == "COMPLETED"
+    assert [alone.json("status.json")[name] for name in ("state", "exit_code")] == ["finished", 0]
+    assert not (alone.run / "step").exists()
 
 
 def test_what_cannot_be_is_refused_in_slurms_words(tmp_path: Path, queue: Queue) -> None:
@@ -113,6 +122,36 @@ def test_a_run_that_fails_is_a_job_that_fails_with_its_code(tmp_path: Path, queu
     assert done.code == 3, done.out + done.err
     assert queue.ended() == "FAILED"
     assert "ExitCode=3:0" in slurm("scontrol", "show", "job", queue.jobs[-1])
+
+
+def test_a_task_that_fails_or_is_killed_ends_the_job_and_is_named(tmp_path: Path, queue: Queue) -> None:
+    two = ("submit.slurm.nodes=2", "cluster.ranks_per_node=1", "submit.slurm.agent=none", "+data.train.at=5")
+    for how in ("fail", "kill"):
+        (tmp_path / how).mkdir()
+        assert queue.train(tmp_path / how, *paced(SAMPLES, *two, f"+data.train.how={how}")).code == 0
+    for how, job in zip(("fail", "kill"), queue.jobs, strict=True):
+        assert within(ENDS_WITHIN, lambda job=job: state(job) not in LIVES)
+        assert "ExitCode=3:0" in slurm("scontrol", "show", "job", job)
+        status = Done(0, "", "", tmp_path / how / "run").json("status.json")
+        assert (status["state"], status["exit_code"], status["error"]["rank"]) == ("failed", 3, 1), status
+        assert {"fail": "RuntimeError: told to fail", "kill": "killed by SIGKILL"}[how] in status["error"]["reason"]
+
+
+def test_tasks_that_are_told_to_stop_go_on_in_the_same_job(tmp_path: Path, queue: Queue) -> None:
+    two = ("submit.slurm.nodes=2", "cluster.ranks_per_node=1", "submit.slurm.agent=none", "checkpoint.every=null")
+    assert queue.train(tmp_path, *paced(SAMPLES, *two, "+data.train.seconds=0.5")).code == 0
+    (job,) = queue.jobs
+    assert reaches(tmp_path, 2)
+    slurm("scancel", "--signal=USR1", job)  # the ranks hear it
+    assert within(ENDS_WITHIN, lambda: "start 2 on" in queue.log(tmp_path)), queue.log(tmp_path)
+    seen = max(updates(tmp_path))
+    assert reaches(tmp_path, seen + 1)
+    slurm("scancel", "--batch", "--signal=USR1", job)  # the batch script does, as before the time limit
+    assert queue.ended() == "COMPLETED"
+    log = queue.log(tmp_path)
+    assert log.count("was stopped, and is queued again") == 2, log
+    assert_finished(tmp_path)
+    assert updates(tmp_path) == list(range(1, SAMPLES // 2 + 1))  # no update was lost or repeated
 
 
 def test_cut_by_its_time_limit_it_goes_on_and_ends_with_the_same_bits(tmp_path: Path, queue: Queue) -> None:
