@@ -22,9 +22,9 @@ from launcher.plan.plan import Plan, make_plan
 from launcher.run_dir import RunDir
 from launcher.submit.base import Backend
 from launcher.submit.local import Local
-from launcher.submit.slurm import Slurm
+from launcher.submit.slurm_here import choose_job
 
-BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: Slurm}
+BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: choose_job}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ ANSWER_WITHIN = 20.0
 """Seconds that an answer is waited for."""
 KNOWN_BY = "SLURM_CONF"
 """The only variable of Slurm's that a command given inside a job hands on."""
+IN_JOB = "LAUNCHER_IN_JOB"
+"""Set where the ranks start in the job that is around the command, as slurm/train.sbatch does: nothing is queued."""
 
 _ENDED = frozenset(
     (
@@ -47,6 +49,16 @@ def environment() -> dict[str, str]:
     """This environment without what a job around this process has set: a job of its own must not inherit it."""
     inherited = ("SLURM_", "SBATCH_", "SRUN_")
     return {name: value for name, value in os.environ.items() if name == KNOWN_BY or not name.startswith(inherited)}
+
+
+def around() -> str | None:
+    """The job around this command in which its ranks start; None: they don't."""
+    return os.environ.get("SLURM_JOB_ID", "") if os.environ.get(IN_JOB) else None
+
+
+def starts_before() -> int:
+    """How often the job around this process had been queued again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def is_there() -> bool:

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154,SC2317 # what is set above it, and functions that traps call
+# shellcheck shell=bash disable=SC2154 # what is set above it
 # What every job of the launcher does, below what is its own (`run`, `tasks_per_node`, `srun_options`, `command`, `watch`,
 # `max_requeues`): one task on each node, in it the agent that starts the node's ranks; or one task a rank, and `watch`
 # around srun looks after them. Ends with the run's exit code. A run that was stopped with a checkpoint (75) is queued
@@ -11,6 +11,7 @@ export LAUNCHER_RENDEZVOUS="${nodes%%$'\n'*}:$((20000 + SLURM_JOB_ID % 20000))"
 step=
 asked=
 interrupted=
+# shellcheck disable=SC2317,SC2329 # the traps call it
 pass_on() {
   asked=$1
   interrupted=yes

@@ -21,6 +21,7 @@ from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from launcher import slurm_job
 from launcher.config.decays import DECAYS
 from launcher.config.messages import explain
 from launcher.config.schema import SECTIONS
@@ -87,6 +88,9 @@ def accumulate(nominal: int, size: int) -> int:
 
 
 def _stamp() -> str:
+    job = slurm_job.around()
+    if job is not None:  # which finds its folder again when it is queued again
+        return f"job_{job}"
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S") + "-" + secrets.token_hex(3)
 
 

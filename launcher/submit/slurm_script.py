@@ -27,9 +27,10 @@ _RUN = '"$run"'
 
 
 class Scripts:
-    """The scripts of a configuration."""
+    """The scripts of a configuration. `is_queued`: whether cores are still to be asked for."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, is_queued: bool = True) -> None:
+        self._is_queued = is_queued
         self._config, self._slurm = config, config.submit.slurm
         self._has_agent = self._slurm.agent is not SlurmAgent.none
 
@@ -89,6 +90,7 @@ class Scripts:
         yield "#!/usr/bin/env bash"
         yield from (f"#SBATCH {_quoted(option)}" for option in options)
         yield ""
+        yield "# shellcheck disable=SC2016 # what single quotes hold is meant as it stands"
         yield f"cd {shlex.quote(plan.cwd)} || exit"
         given = (one.partition("=")[::2] for one in self._slurm.env)
         for name, value in (*self._environment(plan).items(), *given):
@@ -130,11 +132,11 @@ class Scripts:
         cores, tasks = self._slurm.cpus_per_task, self._tasks(plan)
         if cores is None:
             return
-        if cores % tasks:
+        if cores % tasks and self._is_queued:
             problem = f"the cores of a node can't be shared out evenly among its {tasks} ranks"
             hint = f"a multiple of {tasks}, or submit.slurm.agent=torchrun"
             raise ConfigError("submit.slurm.cpus_per_task", cores, problem, hint=hint)
-        yield f"--cpus-per-task={cores // tasks}"
+        yield f"--cpus-per-task={max(1, cores // tasks)}"
 
     def _no_kill(self, plan: Plan) -> Iterator[str]:
         """The option that keeps a job whose node fails, where the run goes on with those that are left."""

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from watched import within
 pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
 
 HERE = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
+ROOT = Path(__file__).parents[2]
 ENDS_WITHIN = 150.0
 LIVES = ("PENDING", "RUNNING", "COMPLETING")
 SAMPLES = 24
@@ -87,11 +89,32 @@ def assert_finished(folder: Path) -> None:
     assert sorted({line["update"] for line in done.metrics()}) == list(range(1, SAMPLES // 2 + 1))
 
 
+NOTE = 'it\'s "so" $HOME `id`, a\\b; # ü 日本 $(id) %j\n and a second line'
+"""What a shell, sbatch or Hydra may take for its own."""
+
+
+def noted(folder: Path) -> list[str]:
+    """Overrides that hand the note to each rank, which leaves it in `folder`."""
+    text = NOTE.replace("'", "\\'")
+    return ["data.train._target_=paced.Noted", f"+data.train.note='{text}'", f"+data.train.folder={folder}"]
+
+
+def without_target(overrides: list[str]) -> list[str]:
+    return [one for one in overrides if not one.startswith("data.train._target_")]
+
+
+def assert_noted(folder: Path, ranks: int) -> None:
+    for rank in range(ranks):
+        assert (folder / f"note_{rank}").read_bytes().decode() == NOTE
+
+
 def test_two_nodes_of_two_ranks_each(tmp_path: Path, queue: Queue) -> None:
+    """H02, H03, H07: with an agent a node and with a task a rank, and awkward values arrive byte for byte."""
     two = ("cluster.nodes=2", "cluster.ranks_per_node=2", "submit.wait=true", "run.name='big run #1; $(id)'")
     data = ("batch.global_batch_size=4", "optimizer.lr=1", f"training.duration={SAMPLES // 4} updates")
-    done = queue.train(tmp_path, *paced(SAMPLES, *two, *data))
+    done = queue.train(tmp_path, *without_target(paced(SAMPLES, *two, *data)), *noted(tmp_path))
     assert done.code == 0, done.out + done.err
+    assert_noted(tmp_path, 4)
     assert f"update {SAMPLES // 4}/{SAMPLES // 4}" in done.out
     assert done.weights()["w"] == [pytest.approx(SAMPLES - 2.5)]  # the mean of the last four
     assert re.search(r"job \d+, start 1 on (node\d) (?!\1)node\d", queue.log(tmp_path))
@@ -272,6 +295,34 @@ def test_the_script_can_be_queued_by_hand(tmp_path: Path, queue: Queue) -> None:
     queue.jobs.append(slurm("sbatch", "--parsable", str(done.run / "job.sbatch")))
     assert queue.ended() == "COMPLETED"
     assert_finished(tmp_path)
+
+
+def test_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> None:
+    """H04, H07: nodes and ranks are the job's; stopped, it goes on in the same folder."""
+    data = [one for one in without_target(paced(SAMPLES)) if not one.startswith("cluster.ranks_per_node")]
+    script, options = str(ROOT / "slurm" / "train.sbatch"), ["--nodes=2", "--time=5", "--cpus-per-task=2"]
+    overrides = [*data, *noted(tmp_path), "+data.train.seconds=0.5", "run.name=from sbatch", "checkpoint.every=null"]
+    overrides += ["cluster.ranks_per_node=1"]
+    env = environment(PYTHONPATH=HERE, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    said = subprocess.run(
+        ["sbatch", "--parsable", *options, script, *overrides], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stderr
+    job = said.stdout.strip()
+    queue.jobs.append(job)
+    run = tmp_path / "runs" / "from_sbatch" / f"job_{job}"
+    log = tmp_path / f"slurm_{job}.out"
+    assert within(ENDS_WITHIN, lambda: (run / "metrics.jsonl").exists() or state(job) not in LIVES), log.read_text()
+    assert (run / "metrics.jsonl").exists(), log.read_text()
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    assert queue.ended(200) == "COMPLETED", log.read_text()
+    assert re.search(rf"job {job}, start 2 on (node\d) (?!\1)node\d", log.read_text()), log.read_text()
+    assert [one.name for one in run.parent.iterdir()] == [run.name]
+    assert_noted(tmp_path, 2)
+    found = Done(0, "", "", run)
+    assert found.json("status.json")["job"]["id"] == job
+    assert found.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
+    assert [line["update"] for line in found.metrics()] == list(range(1, SAMPLES // 2 + 1))
 
 
 def sweep(queue: Queue, folder: Path, *overrides: str) -> Done:

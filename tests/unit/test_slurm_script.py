@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from launcher.plan.facts import Facts
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir
 from launcher.submit.slurm import Slurm
-from launcher.submit.slurm_script import body
+from launcher.submit.slurm_script import Scripts, body
 
 KEYS = (
     "submit=slurm",
@@ -49,6 +50,7 @@ HEAD = r"""#!/usr/bin/env bash
 #SBATCH --requeue
 #SBATCH "--comment=two words"
 
+# shellcheck disable=SC2016 # what single quotes hold is meant as it stands
 cd '/home/me/my code' || exit
 export PYTHONPATH=/home/me
 export PYTHONIOENCODING=utf-8
@@ -158,6 +160,29 @@ def test_what_a_job_cannot_be(overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_plan(parse(config_text("submit=slurm", *overrides)), Facts())
     assert refused.value.key == key
+
+
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+
+@pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck comes with the extra lint")
+def test_shellcheck_finds_nothing_in_any_script(run: RunDir, tmp_path: Path) -> None:
+    """H07."""
+    plain = ("submit.slurm.container_image=null", "submit.slurm.container_mounts=[]")
+    variants = ((), plain, (*plain, "submit.slurm.agent=none"), ("submit.slurm.container_runtime=apptainer",))
+    texts = [script(run, *one) for one in variants]
+    config = parse(config_text(*KEYS))
+    plan = make_plan(config, Facts())
+    runs = [run, RunDir(Path('/runs/it\'s "two"'))]
+    texts += [Scripts(config).of_array(Path("/runs"), runs, plan), Scripts(config).of_report(Path("/runs"), plan)]
+    paths = [tmp_path / f"{number}.sbatch" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+        lines = text.splitlines()
+        last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
+        assert all(line.startswith("#SBATCH ") for line in lines[1:last])
+    done = subprocess.run([str(SHELLCHECK), *map(str, paths)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_either_key_says_the_nodes_and_both_only_alike() -> None:
