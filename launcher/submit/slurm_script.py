@@ -90,7 +90,7 @@ class Scripts:
         yield "#!/usr/bin/env bash"
         yield from (f"#SBATCH {_quoted(option)}" for option in options)
         yield ""
-        yield "# shellcheck disable=SC2016 # what single quotes hold is meant as it stands"
+        yield "# shellcheck disable=SC2016,SC2054 # words are quoted as they are meant"
         yield f"cd {shlex.quote(plan.cwd)} || exit"
         given = (one.partition("=")[::2] for one in self._slurm.env)
         for name, value in (*self._environment(plan).items(), *given):

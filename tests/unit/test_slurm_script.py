@@ -50,7 +50,7 @@ HEAD = r"""#!/usr/bin/env bash
 #SBATCH --requeue
 #SBATCH "--comment=two words"
 
-# shellcheck disable=SC2016 # what single quotes hold is meant as it stands
+# shellcheck disable=SC2016,SC2054 # words are quoted as they are meant
 cd '/home/me/my code' || exit
 export PYTHONPATH=/home/me
 export PYTHONIOENCODING=utf-8
