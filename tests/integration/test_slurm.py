@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from paced import expected, paced
 from runs import Done, environment, launch
-from watched import within
+from watched import parent, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
 
@@ -239,16 +239,42 @@ def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
         assert_finished(folder)
 
 
-def test_a_node_that_dies_is_replaced(tmp_path: Path, queue: Queue, repaired: Callable[[str, str], None]) -> None:
-    slow = ("+data.train.seconds=0.4", "checkpoint.every=2", "checkpoint.async_save=false")
-    queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, *slow, "submit.slurm.sbatch=['--exclude=node1']"))
-    assert reaches(tmp_path, 4)
-    (node,) = re.findall(r"start 1 on (node\d)", queue.log(tmp_path))
-    repaired(node, queue.jobs[-1])
-    assert queue.ended(200) == "COMPLETED"
-    assert f"start 2 on {node}" not in queue.log(tmp_path)
-    assert "start 2 on node" in queue.log(tmp_path)
-    assert_finished(tmp_path)
+def test_a_node_that_dies_is_replaced_or_done_without(
+    tmp_path: Path, queue: Queue, repaired: Callable[[str, str], None]
+) -> None:
+    slow = ("+data.train.seconds=0.5", "checkpoint.every=2", "checkpoint.async_save=false")
+    two = (
+        "submit.slurm.nodes=2",
+        "cluster.min_nodes=1",
+        "cluster.wait_for_nodes=2 seconds",
+        "cluster.ranks_per_node=1",
+    )
+    fewer, other = tmp_path / "fewer", tmp_path / "other"
+    apart = ["submit.slurm.sbatch=['--nodelist=node[2-3]']"], ["submit.slurm.sbatch=['--exclude=node[2-3]']"]
+    for folder, run in ((fewer, [*two, *apart[0], "batch.layout=arrival"]), (other, [*STEP_BY_STEP, *apart[1]])):
+        folder.mkdir()
+        assert queue.train(folder, *paced(SAMPLES, *run, *slow)).code == 0
+    logs = [
+        folder / "run" / "logs" / f"slurm_{job}.out" for folder, job in zip((fewer, other), queue.jobs, strict=True)
+    ]
+    for folder in (fewer, other):
+        assert reaches(folder, 4)
+    ((_, lost),) = re.findall(r"start 1 on (node\d) (node\d)", logs[0].read_text())
+    (alone,) = re.findall(r"start 1 on (node\d)", logs[1].read_text())
+    repaired(lost, queue.jobs[0])
+    repaired(alone, queue.jobs[1])
+    for job in queue.jobs:
+        assert within(200, lambda job=job: state(job) not in LIVES)
+        assert state(job) == "COMPLETED"
+    # inside the job, on the node that is left
+    assert "start 2 on" not in logs[0].read_text()
+    found = Done(0, "", "", fewer / "run")
+    assert (found.json("plan.json")["nodes"], found.json("status.json")["state"]) == (1, "finished")
+    # queued again by Slurm, on another node
+    assert f"start 2 on {alone}" not in logs[1].read_text()
+    assert "start 2 on node" in logs[1].read_text()
+    for folder in (fewer, other):
+        assert_finished(folder)
 
 
 @pytest.fixture
@@ -260,9 +286,14 @@ def repaired() -> Iterator[Callable[[str, str], None]]:
     def kill(node: str, job: str) -> None:
         killed.append(node)
         processes = [entry for entry in Path("/proc").glob("[0-9]*") if entry.name != str(os.getpid())]
-        # what would tell the controller goes first
-        steps = [one for one in processes if f"slurmstepd: [{job}.".encode() in _text(one / "cmdline")]
+        # what would tell the controller goes first; the nodes share one machine
         ranks = [one for one in processes if f"SLURMD_NODENAME={node}".encode() in _text(one / "environ").split(b"\0")]
+        parents = {str(parent(int(one.name))) for one in ranks}
+        steps = [
+            one
+            for one in processes
+            if one.name in parents and f"slurmstepd: [{job}.".encode() in _text(one / "cmdline")
+        ]
         slurmd = (conf.parent / f"slurmd.{node}.pid").read_text()
         for number in [slurmd, *(one.name for one in [*steps, *ranks])]:
             with suppress(ProcessLookupError):
@@ -272,7 +303,8 @@ def repaired() -> Iterator[Callable[[str, str], None]]:
     for node in killed:
         start = 'hostname "$1" && exec slurmd -N "$1" -f "$2"'
         subprocess.run(["unshare", "--uts", "sh", "-c", start, "sh", node, str(conf)], check=True, capture_output=True)
-        assert within(60, lambda node=node: "idle" in slurm("sinfo", "-h", "-n", node, "-p", "main", "-o", "%T"))
+    for node in killed:
+        assert within(60, lambda node=node: "down" not in slurm("sinfo", "-h", "-n", node, "-p", "main", "-o", "%T"))
 
 
 def _text(path: Path) -> bytes:
