@@ -54,9 +54,10 @@ def shipped(name: str) -> Path:
 def register() -> None:
     """Makes the schema and the resolvers known to Hydra and OmegaConf. May be called again."""
     store = ConfigStore.instance()
-    store.store(name="config_schema", node={**SECTIONS, "model_weights": None})
-    for decay in DECAYS:
-        store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
+    if "config_schema.yaml" not in store.repo:  # a session that ends leaves the store as it was before
+        store.store(name="config_schema", node={**SECTIONS, "model_weights": None})
+        for decay in DECAYS:
+            store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
     resolver = OmegaConf.register_new_resolver
     resolver("launcher.path_name", path_name, replace=True)
     resolver("launcher.stamp", _stamp, use_cache=True, replace=True)

@@ -63,8 +63,8 @@ def _check_root(composed: DictConfig) -> None:
 
 def unread_keys(composed: DictConfig) -> list[str]:
     """Top-level keys of the user's own (``+name=…``) that no interpolation refers to: nothing reads them."""
-    text = OmegaConf.to_yaml(composed, resolve=False)
     own = [str(key) for key in composed if str(key) not in _ROOT_KEYS]
+    text = OmegaConf.to_yaml(composed, resolve=False) if own else ""
     return [key for key in own if not re.search(r"\$\{" + re.escape(key) + r"[.}\[]", text)]
 
 
