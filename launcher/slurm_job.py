@@ -71,6 +71,16 @@ def look_up(job: str) -> Job | None:
     return _of_queue(job) or _of_controller(job) or _of_accounting(job)
 
 
+def living(job: str) -> set[str]:
+    """Of a job those that wait or run, by one question: itself, or the members of an array as JOB_INDEX."""
+    return set(_ask("squeue", "--noheader", "--array", "--jobs", job, "--format", "%i").split())
+
+
+def cancel(job: str) -> None:
+    """Asks Slurm to end a job, or all of an array; its runs save."""
+    _ask("scancel", job)
+
+
 def _ask(*argv: str) -> str:
     try:
         done = subprocess.run(

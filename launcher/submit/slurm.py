@@ -2,7 +2,9 @@
 sweep are one array, whose script lies in the sweep's folder."""
 
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -47,12 +49,14 @@ class Slurm:
         return self._wait(run, job, console, live=live)
 
     def _wait(self, run: RunDir, job: str, console: Console, *, live: bool) -> int:
-        try:
-            follow(run.path, lambda: not has_ended(job), live=live, console=console, every=ASK_EVERY)
-        except KeyboardInterrupt:
-            print_left(job, console)
-            return 128 + 2
-        return settle_status(run, job)
+        while True:
+            try:
+                follow(run.path, lambda: not has_ended(job), live=live, console=console, every=ASK_EVERY)
+            except KeyboardInterrupt:
+                if not asks_to_cancel(job, console):
+                    return 128 + signal.SIGINT
+            else:
+                return settle_status(run, job)
 
 
 def print_job(job: str, what: str, console: Console) -> None:
@@ -61,9 +65,20 @@ def print_job(job: str, what: str, console: Console) -> None:
     console.print(f"cancel  scancel {job}", highlight=False)
 
 
-def print_left(job: str, console: Console) -> None:
-    """Says to one who doesn't wait for a job any more that it runs on."""
+def asks_to_cancel(job: str, console: Console) -> bool:
+    """Whether one who has pressed Ctrl-C wants the job to be cancelled, which it is then. Without a terminal nobody can
+    be asked, and it runs on."""
+    if console.is_terminal and sys.stdin.isatty():
+        try:
+            said = console.input(f"\njob {job}: leave it running, or cancel it? [L/c] ")
+        except (KeyboardInterrupt, EOFError):
+            said = ""
+        if said.strip().lower() in ("c", "cancel"):
+            slurm_job.cancel(job)
+            console.print(f"cancelled job {job}: what runs saves and ends", highlight=False)
+            return True
     console.print(f"job {job} runs on; cancel it with scancel {job}", highlight=False)
+    return False
 
 
 def queue(path: Path, script: str, *options: str) -> str:

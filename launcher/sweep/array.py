@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from launcher import slurm_job
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.plan import Plan
 from launcher.prepare import short
@@ -14,15 +15,15 @@ from launcher.run_dir import State, writing
 from launcher.submit.slurm import (
     ASK_EVERY,
     Slurm,
+    asks_to_cancel,
     has_ended,
     print_job,
-    print_left,
     queue,
     say_job,
     settle_status,
 )
 from launcher.sweep.members import Member
-from launcher.sweep.show import print_end
+from launcher.sweep.progress import following
 
 SCRIPT, REPORT = "array.sbatch", "report.sbatch"
 
@@ -82,27 +83,35 @@ def submit_report(array: Array, folder: Path, console: Console) -> None:
 
 
 def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], changed: Callable[[], None]) -> None:
-    """Says how each member ends, as it does, until the user leaves; then the jobs run on.
+    """Shows how far each member is and how it ends, until the user leaves; then the jobs run on, or are cancelled.
 
     Args:
         interrupted: whether the user wants to leave.
         changed: called when a member has ended.
     """
-    left = list(array.members)
-    try:
-        while left and not interrupted():
-            for member in [one for one in left if has_ended(array.job_of(one))]:
-                member.exit_code = settle_status(member.run, array.job_of(member))
-                member.take_end()
-                console.print(f"[bold]run {member.num}[/bold]  ", end="", highlight=False)
-                print_end(member, console)
-                changed()
-                left.remove(member)
-            time.sleep(ASK_EVERY if left else 0)
-    except KeyboardInterrupt:
-        pass
-    if left:
-        print_left(array.job, console)
+    left, is_cancelled = list(array.members), False
+    with following(array.members, console) as view:
+        while left:
+            try:
+                alive = slurm_job.living(array.job)
+                for member in [one for one in left if array.job_of(one) not in alive]:
+                    if has_ended(array.job_of(member)):
+                        member.exit_code = settle_status(member.run, array.job_of(member))
+                        member.take_end()
+                        view.end(member)
+                        changed()
+                        left.remove(member)
+                view.look(left)
+                time.sleep(ASK_EVERY if left else 0)
+                leaves = interrupted() and not is_cancelled
+            except KeyboardInterrupt:
+                leaves = True
+            if leaves and left:
+                view.pause()
+                if not asks_to_cancel(array.job, console):
+                    return
+                is_cancelled = True
+                view.go_on()
 
 
 def _backend(member: Member) -> Slurm:

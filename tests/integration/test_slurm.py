@@ -2,7 +2,9 @@
 
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from paced import expected, paced
-from runs import Done, environment, launch
+from runs import Done, argv, environment, launch
 from watched import parent, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
@@ -41,8 +43,8 @@ class Queue:
     def __init__(self) -> None:
         self.jobs: list[str] = []
 
-    def train(self, folder: Path, *overrides: str) -> Done:
-        done = launch(folder, "train", "submit=slurm", "submit.slurm.time=5", *overrides, PYTHONPATH=HERE)
+    def train(self, folder: Path, *overrides: str, **env: str) -> Done:
+        done = launch(folder, "train", "submit=slurm", "submit.slurm.time=5", *overrides, PYTHONPATH=HERE, **env)
         return self.took(done)
 
     def took(self, done: Done) -> Done:
@@ -57,6 +59,22 @@ class Queue:
 
     def log(self, folder: Path) -> str:
         return (folder / "run" / "logs" / f"slurm_{self.jobs[-1]}.out").read_text()
+
+
+class Shown:
+    """What a command shows in a terminal."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal, self._text = terminal, ""
+
+    def until(self, pattern: str) -> str:
+        """Reads on until that is shown. Returns its group."""
+        while (found := re.search(pattern, self._text)) is None:
+            ready, _, _ = select.select([self._terminal], [], [], ENDS_WITHIN)
+            assert ready, self._text
+            self._text += os.read(self._terminal, 65536).decode(errors="replace")
+        self._text = self._text[found.end() :]
+        return found[1]
 
 
 @pytest.fixture
@@ -206,17 +224,29 @@ def test_preempted_it_goes_on(tmp_path: Path, queue: Queue) -> None:
 
 
 def test_cancelled_it_stays_so_and_goes_on_when_asked(tmp_path: Path, queue: Queue) -> None:
-    done = queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, "+data.train.seconds=0.3"))
-    assert done.code == 0, done.out + done.err
-    (job,) = queue.jobs
-    assert f"scancel {job}" in done.out
+    terminal, end = pty.openpty()
+    run = [*paced(SAMPLES, *STEP_BY_STEP, "+data.train.seconds=0.5"), f"hydra.run.dir={tmp_path / 'run'}"]
+    command = argv("train", "submit=slurm", "submit.slurm.time=5", "submit.wait=true", *run)
+    waiting = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(PYTHONPATH=HERE, TERM="xterm"), stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    shown = Shown(terminal)
+    job = shown.until(r"submitted.*job (\d+)")
+    queue.jobs.append(job)
     assert reaches(tmp_path, 2)
     said = launch(tmp_path, "status", "run")
     assert f"job {job} is RUNNING" in said.out
     refused = launch(tmp_path, "resume", "run", PYTHONPATH=HERE)
     assert (refused.code, f"job {job} of this run is RUNNING" in refused.err) == (2, True)
-    slurm("scancel", job)
+    waiting.send_signal(signal.SIGINT)
+    shown.until(r"(leave it running, or cancel it)")
+    os.write(terminal, b"c\n")
+    shown.until(r"(cancelled job)")
     assert queue.ended() == "CANCELLED"
+    shown.until(r"(launcher resume)")
+    assert waiting.wait(30) == 75
+    os.close(terminal)
     said = launch(tmp_path, "status", "run")
     assert "stopped" in said.out
     assert "launcher resume run" in said.out
@@ -227,11 +257,13 @@ def test_cancelled_it_stays_so_and_goes_on_when_asked(tmp_path: Path, queue: Que
 
 
 def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
+    """And what is queued from inside of a job inherits nothing of it."""
+    around = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SBATCH_PARTITION": "nowhere", "SLURM_CPUS_PER_TASK": "9"}
     folders = [tmp_path / name for name in ("one", "other")]
     for folder in folders:
         folder.mkdir()
         here = ("submit.slurm.sbatch=['--nodelist=node2']", "cluster.ranks_per_node=2")
-        done = queue.train(folder, *paced(SAMPLES, "cluster.nodes=1", *here))
+        done = queue.train(folder, *paced(SAMPLES, "cluster.nodes=1", *here), **around)
         assert done.code == 0, done.out + done.err
     for folder in folders:
         status = folder / "run" / "status.json"
@@ -372,6 +404,8 @@ def test_a_sweep_is_one_array_whose_members_fail_alone(tmp_path: Path, queue: Qu
     run = [*paced(SAMPLES, *STEP_BY_STEP), "+data.train.seconds=0.02", "++data.train.how=fail"]
     done = sweep(queue, tmp_path, *run, *few, "+data.train.at=-1,-2,5,-3,-4,-5")
     assert done.code == 3, done.out + done.err
+    assert re.search(r"run 0  update \d+/12", done.out)
+    assert re.search(r"run 2  failed", done.out)
     members = done.json("sweep.json")["members"]
     assert [one["state"] for one in members] == ["finished", "finished", "failed", "finished", "finished", "finished"]
     assert "told to fail" in members[2]["error"]
