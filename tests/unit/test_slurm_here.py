@@ -40,8 +40,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ({"SLURM_NTASKS": "8"}, ["cluster.ranks_per_node=2"], ["submit=slurm"]),
     ],
 )
-def test_nodes_ranks_and_cores_are_the_jobs(more: dict[str, str], given: list[str], expected: list[str]) -> None:
-    """H03."""
+def test_h03_nodes_ranks_and_cores_are_the_jobs(more: dict[str, str], given: list[str], expected: list[str]) -> None:
     always = ["submit.slurm.nodes=2", "submit.slurm.cpus_per_task=8"]
     found = job_overrides(given, {**JOB, **more})
     assert sorted(found) == sorted([*always, *expected])
@@ -80,10 +79,10 @@ def test_outside_of_a_job_one_is_queued(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("starts", "owner", "goes_on"), [("0", "41", False), ("1", "41", True), ("1", "40", False), ("2", "41", True)]
 )
-def test_a_folder_is_taken_up_by_the_job_that_made_it(
+def test_h04_a_folder_is_taken_up_by_the_job_that_made_it(
     job: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: str, owner: str, goes_on: bool
 ) -> None:
-    """H04: by the same job when it is queued again, and never by another one of the same number."""
+    """By the same job when it is queued again, and never by another one of the same number."""
     handed: list[str] = []
     monkeypatch.setattr(slurm_here, "hand_over", lambda run, script: handed.append(script))
     monkeypatch.setenv("SLURM_RESTART_COUNT", starts)

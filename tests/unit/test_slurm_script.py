@@ -105,8 +105,8 @@ def test_apptainer_runs_the_agent_in_the_image(run: RunDir) -> None:
     assert "apptainer exec a python3" in on_cpus
 
 
-def test_without_agents_slurm_starts_a_task_for_each_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H03: as many tasks as ranks, which share the cores that the node was asked for."""
+def test_h03_without_agents_slurm_starts_a_task_for_each_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tasks as ranks, which share the cores that the node was asked for."""
     monkeypatch.setattr("launcher.submit.slurm_script.sys.executable", "/bin/python")
     text = script(
         run, "submit.slurm.agent=none", "submit.slurm.container_image=null", "submit.slurm.container_mounts=[]"
@@ -124,8 +124,7 @@ def test_a_job_that_can_lose_nodes_is_kept(run: RunDir) -> None:
     assert "--no-kill" not in script(run, "cluster.min_nodes=2")
 
 
-def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
-    """H03."""
+def test_h03_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
     plan = make_plan(parse(config_text(*KEYS)), Facts())
     assert (plan.nodes, plan.ranks_per_node, plan.world_size, plan.device) == (2, 4, 8, Device.cuda.value)
     automatic = make_plan(parse(config_text("submit=slurm", "submit.slurm.gpus_per_node=2")), Facts())
@@ -166,8 +165,7 @@ SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
 @pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck comes with the extra lint")
-def test_shellcheck_finds_nothing_in_any_script(run: RunDir, tmp_path: Path) -> None:
-    """H07."""
+def test_h07_shellcheck_finds_nothing_in_any_script(run: RunDir, tmp_path: Path) -> None:
     plain = ("submit.slurm.container_image=null", "submit.slurm.container_mounts=[]")
     variants = ((), plain, (*plain, "submit.slurm.agent=none"), ("submit.slurm.container_runtime=apptainer",))
     texts = [script(run, *one) for one in variants]
@@ -243,8 +241,7 @@ def execute(folder: Path, code: int, *, max_requeues: int = 2, restarts: int = 0
     )
 
 
-def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> None:
-    """H02, H07."""
+def test_h02_h07_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> None:
     assert execute(stand_ins, 0).returncode == 0
     agents = (stand_ins / "agents").read_text()
     assert agents == "".join(f"gpu03:20041 {AWKWARD} --node {node} {AWKWARD}\n" for node in range(3))
@@ -265,10 +262,9 @@ def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> N
         (143, 0, "RUNNING", False, ""),
     ],
 )
-def test_which_jobs_are_queued_again(
+def test_h04_which_jobs_are_queued_again(
     stand_ins: Path, code: int, restarts: int, state: str, is_queued_again: bool, said: str
 ) -> None:
-    """H04."""
     (stand_ins / "state").write_text(state)
     done = execute(stand_ins, code, restarts=restarts)
     assert done.returncode == code

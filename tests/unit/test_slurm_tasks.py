@@ -25,8 +25,7 @@ TASK = {
 }
 
 
-def test_a_task_is_a_rank() -> None:
-    """H02, H03."""
+def test_h02_h03_a_task_is_a_rank() -> None:
     assert rank_variables(TASK) == {
         "RANK": "5",
         "LOCAL_RANK": "1",
