@@ -131,7 +131,7 @@ def assert_noted(folder: Path, ranks: int) -> None:
 
 
 def test_h02_h03_h07_j02_two_nodes_of_two_ranks_each(tmp_path: Path, queue: Queue) -> None:
-    """With an agent a node and with a task a rank; awkward values arrive byte for byte, and each run is tracked once."""
+    """With an agent a node and with a task a rank; awkward values arrive as they are, and each run is tracked once."""
     tracked = "logging.wandb.mode=offline"
     two = ("cluster.nodes=2", "cluster.ranks_per_node=2", "submit.wait=true", "run.name='big run #1; $(id)'")
     data = ("batch.global_batch_size=4", "optimizer.lr=1", f"training.duration={SAMPLES // 4} updates")
@@ -394,9 +394,9 @@ def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> 
     assert [line["update"] for line in found.metrics()] == list(range(1, SAMPLES // 2 + 1))
 
 
-def sweep(queue: Queue, folder: Path, *overrides: str) -> Done:
+def sweep(queue: Queue, folder: Path, *overrides: str, **env: str) -> Done:
     made = ("submit=slurm", "submit.slurm.time=5", f"hydra.sweep.dir={folder / 'sweep'}", "hydra.run.dir=none")
-    done = launch(folder, "train", "-m", *made, *overrides, timeout=250, PYTHONPATH=HERE)
+    done = launch(folder, "train", "-m", *made, *overrides, timeout=250, PYTHONPATH=HERE, **env)
     return queue.took(Done(done.code, done.out, done.err, folder / "sweep"))
 
 
@@ -434,8 +434,12 @@ def test_h05_a_sweep_is_one_array_whose_members_fail_alone(tmp_path: Path, queue
 
 
 def test_who_does_not_wait_gets_the_report_from_a_job(tmp_path: Path, queue: Queue) -> None:
-    done = sweep(queue, tmp_path, *paced(SAMPLES, *STEP_BY_STEP), "+data.train.seconds=0.1", "run.seed=1,2")
+    run, shown = [*paced(SAMPLES, *STEP_BY_STEP), "+data.train.seconds=0.1", "run.seed=1,2"], "PYTHONPROFILEIMPORTTIME"
+    done = sweep(queue, tmp_path, *run, **{shown: "1"})
     assert done.code == 0, done.out + done.err
+    imported = set(re.findall(r"\| +([\w.]+)$", done.err, re.MULTILINE))
+    assert "omegaconf" in imported
+    assert "torch" not in imported
     assert not (done.run / "report.html").exists()
     (report,) = re.findall(r"by job (\d+) once all have ended", done.out)
     queue.jobs.append(report)
