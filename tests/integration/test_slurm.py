@@ -369,9 +369,8 @@ def test_h07_the_script_can_be_queued_by_hand(tmp_path: Path, queue: Queue) -> N
 def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> None:
     """Nodes and ranks are the job's; stopped, it goes on in the same folder."""
     data = [one for one in without_target(paced(SAMPLES)) if not one.startswith("cluster.ranks_per_node")]
-    script, options = str(ROOT / "slurm" / "train.sbatch"), ["--nodes=2", "--time=5", "--cpus-per-task=2"]
+    script, options = str(ROOT / "slurm" / "train.sbatch"), ["--nodes=2", "--ntasks-per-node=2", "--time=5"]
     overrides = [*data, *noted(tmp_path), "+data.train.seconds=0.5", "run.name=from sbatch", "checkpoint.every=null"]
-    overrides += ["cluster.ranks_per_node=1"]
     env = environment(PYTHONPATH=HERE, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     said = subprocess.run(
         ["sbatch", "--parsable", *options, script, *overrides], cwd=tmp_path, env=env, capture_output=True, text=True
@@ -387,8 +386,9 @@ def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> 
     assert queue.ended(200) == "COMPLETED", log.read_text()
     assert re.search(rf"job {job}, start 2 on (node\d) (?!\1)node\d", log.read_text()), log.read_text()
     assert [one.name for one in run.parent.iterdir()] == [run.name]
-    assert_noted(tmp_path, 2)
+    assert_noted(tmp_path, 4)
     found = Done(0, "", "", run)
+    assert [found.json("plan.json")[name] for name in ("nodes", "ranks_per_node")] == [2, 2]
     assert found.json("status.json")["job"]["id"] == job
     assert found.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
     assert [line["update"] for line in found.metrics()] == list(range(1, SAMPLES // 2 + 1))
