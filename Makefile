@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SOURCES := launcher tests $(wildcard hydra_plugins benchmarks examples)
+SCRIPTS := $(wildcard slurm/*.sh) slurm/train.sbatch $(wildcard tests/services/*) .ci/run
 
 .PHONY: help setup train test quick lint clean
 
@@ -17,7 +18,7 @@ help:
 	@echo "make train   set up, then train: launcher train \$$(ARGS)"
 	@echo "make test    set up, then run every test"
 	@echo "make quick   the tests that start no ranks and no whole runs: under a minute"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy and shellcheck"
 	@echo "make clean   remove the environment and what tools have cached; runs stay"
 
 setup: $(STAMP)
@@ -48,6 +49,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/shellcheck $(SCRIPTS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,11 @@
 """The commands that compose a configuration: train and plan."""
 
+import os
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks
@@ -14,6 +16,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
+from launcher import slurm_job
 from launcher.config.choices import Resume
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
 from launcher.drawing import draw, take_flag, timetable
@@ -22,6 +25,7 @@ from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.plan.show import print_plan
 from launcher.prepare import Draft, Prepared, ask_here, draft, folder, settle, short
 from launcher.run_dir import RunDir, to_json
+from launcher.submit.slurm_here import check_place, job_overrides, take_up
 
 RUN_DIR = "hydra.run.dir"
 
@@ -45,6 +49,7 @@ picture of --draw.
 def train(argv: Sequence[str]) -> int:
     """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
     options, arguments = parse_arguments("train", argv)
+    arguments = _in_job(arguments)
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments, TRAIN_HELP):
             return 0
@@ -52,9 +57,15 @@ def train(argv: Sequence[str]) -> int:
         if composed is None:
             from launcher.sweep.run import Sweep
 
+            if slurm_job.around() is not None:
+                raise LauncherError("a sweep queues an array of jobs: give it outside of a job, with submit=slurm")
             return Sweep(hydra, arguments).train()
+        if slurm_job.around() is not None:
+            check_place(composed)
         drafted = draft(composed, RUN_DIR)
         run = RunDir(folder(composed, RUN_DIR))
+        if slurm_job.around() is not None and run.config.exists():
+            take_up(run)
         pythonpath = make_importable(arguments)
         if run.config.exists():
             return _go_on(hydra, composed, arguments, run, drafted, pythonpath)
@@ -91,6 +102,13 @@ def plan(argv: Sequence[str]) -> int:
     if as_json:
         sys.stdout.write(to_json(made.to_dict()))
     return 0
+
+
+def _in_job(arguments: Arguments) -> Arguments:
+    """The same with what the job of Slurm says in which the ranks start, if there is one. Raises LauncherError."""
+    if slurm_job.around() is None:
+        return arguments
+    return replace(arguments, overrides=[*job_overrides(arguments.overrides, os.environ), *arguments.overrides])
 
 
 def parse_arguments(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:

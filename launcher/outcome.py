@@ -26,6 +26,9 @@ RENDEZVOUS = "LAUNCHER_RENDEZVOUS"
 LISTENER = "LAUNCHER_LISTENER"
 """The one with the number of a socket that listens already, for the store of the first node."""
 
+STEP = "LAUNCHER_STEP"
+"""The one that names the folder of a step without agents, which all its ranks see: in it they find the wish to stop."""
+
 ATTEMPT = "LAUNCHER_ATTEMPT"
 """The one that tells a rank how often the run's ranks had been started before."""
 

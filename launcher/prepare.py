@@ -22,9 +22,9 @@ from launcher.plan.plan import Plan, make_plan
 from launcher.run_dir import RunDir
 from launcher.submit.base import Backend
 from launcher.submit.local import Local
-from launcher.submit.slurm import Slurm
+from launcher.submit.slurm_here import choose_job
 
-BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: Slurm}
+BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: choose_job}
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,14 @@ def draft_of(tasks: DictConfig) -> Draft:
     if sweep.retry is not Retry.unfinished:
         raise ConfigError("sweep.retry", sweep.retry, "is said of a sweep that goes on", hint="add sweep.resume=FOLDER")
     text = freeze(tasks)
-    return Draft(parse(text), text, _tracker_notes(text))
+    config = parse(text)
+    return Draft(config, text, [] if config.logging.wandb.mode is WandbMode.disabled else _tracker_notes(text))
 
 
 def _tracker_notes(text: str) -> list[str]:
     """Words of the tracker that hold an environment variable, whose value isn't sent."""
     frozen: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     words = frozen["logging"]["wandb"]
-    if words["mode"] == WandbMode.disabled.name:
-        return []
     return [
         f"logging.wandb.{key}: ${{oc.env:…}} is recorded as this reference and not with its value; {name} is"
         for key, name in (("group", "WANDB_RUN_GROUP"), ("tags", "WANDB_TAGS"))

@@ -26,7 +26,7 @@ from launcher.plan.show import print_plan
 from launcher.plan.targets import spent
 from launcher.prepare import Draft, Prepared, ask_here, config_digest, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together, writing
-from launcher.slurm_job import look_up
+from launcher.slurm_job import around, look_up
 
 EPILOG = """\
 The run goes on in its own folder, with its own configuration. Overrides may
@@ -195,7 +195,7 @@ def refuse_job(run: RunDir) -> None:
     """That no job of a scheduler has the run. Raises LauncherError."""
     name = (run.read_status().get("job") or {}).get("id") if run.status.exists() else None
     job = None if name is None else look_up(str(name))
-    if job is not None and not job.has_ended:
+    if job is not None and not job.has_ended and job.id != around():
         raise LauncherError(f"{short(run.path)}: job {job.id} of this run is {job.state}; scancel {job.id} ends it")
 
 

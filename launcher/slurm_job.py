@@ -10,6 +10,8 @@ ANSWER_WITHIN = 20.0
 """Seconds that an answer is waited for."""
 KNOWN_BY = "SLURM_CONF"
 """The only variable of Slurm's that a command given inside a job hands on."""
+IN_JOB = "LAUNCHER_IN_JOB"
+"""Set where the ranks start in the job that is around the command, as slurm/train.sbatch does: nothing is queued."""
 
 _ENDED = frozenset(
     (
@@ -49,6 +51,16 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name == KNOWN_BY or not name.startswith(inherited)}
 
 
+def around() -> str | None:
+    """The job around this command in which its ranks start; None: they don't."""
+    return os.environ.get("SLURM_JOB_ID", "") if os.environ.get(IN_JOB) else None
+
+
+def starts_before() -> int:
+    """How often the job around this process had been queued again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 def is_there() -> bool:
     """Whether this machine has Slurm's commands."""
     return shutil.which("sbatch") is not None
@@ -57,6 +69,16 @@ def is_there() -> bool:
 def look_up(job: str) -> Job | None:
     """Where a job stands; None: nobody knows it, or Slurm doesn't answer here."""
     return _of_queue(job) or _of_controller(job) or _of_accounting(job)
+
+
+def living(job: str) -> set[str]:
+    """Of a job those that wait or run, by one question: itself, or the members of an array as JOB_INDEX."""
+    return set(_ask("squeue", "--noheader", "--array", "--jobs", job, "--format", "%i").split())
+
+
+def cancel(job: str) -> None:
+    """Asks Slurm to end a job, or all of an array; its runs save."""
+    _ask("scancel", job)
 
 
 def _ask(*argv: str) -> str:

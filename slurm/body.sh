@@ -1,7 +1,8 @@
-# shellcheck shell=bash disable=SC2154,SC2317 # what is set above it, and functions that traps call
-# What every job of the launcher does, below what is its own (`command`, `srun_options`, `max_requeues`): one task on each
-# node, in it the agent that starts the node's ranks. Ends with the run's exit code. A run that was stopped with a
-# checkpoint (75) is queued again, in the same folder, up to `max_requeues` times.
+# shellcheck shell=bash disable=SC2154 # what is set above it
+# What every job of the launcher does, below what is its own (`run`, `tasks_per_node`, `srun_options`, `command`, `watch`,
+# `max_requeues`): one task on each node, in it the agent that starts the node's ranks; or one task a rank, and `watch`
+# around srun looks after them. Ends with the run's exit code. A run that was stopped with a checkpoint (75) is queued
+# again, in the same folder, up to `max_requeues` times.
 
 # The first node of the job is where all meet, by the name that Slurm has for it. The port is the job's own.
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit
@@ -10,6 +11,7 @@ export LAUNCHER_RENDEZVOUS="${nodes%%$'\n'*}:$((20000 + SLURM_JOB_ID % 20000))"
 step=
 asked=
 interrupted=
+# shellcheck disable=SC2317,SC2329 # the traps call it
 pass_on() {
   asked=$1
   interrupted=yes
@@ -19,9 +21,9 @@ trap 'pass_on USR1' USR1 # comes before the time limit (--signal)
 trap 'pass_on TERM' TERM
 
 echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${nodes//$'\n'/ }"
-# shellcheck disable=SC2016 # the node's number is known inside the task
-srun --export=ALL --ntasks-per-node=1 "${srun_options[@]}" \
-  bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher "${command[@]}" &
+unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE # which srun would take from how the job was queued
+"${watch[@]}" srun --export=ALL --ntasks="$((SLURM_JOB_NUM_NODES * tasks_per_node))" \
+  --ntasks-per-node="$tasks_per_node" "${srun_options[@]}" "${command[@]}" &
 step=$!
 while :; do
   interrupted=
@@ -35,7 +37,7 @@ if [ "$code" -eq 75 ] || { [ -n "$asked" ] && [ "$code" -gt 128 ]; }; then
     echo "job $SLURM_JOB_ID was stopped, and has been queued again $max_requeues times: it isn't once more"
   elif [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") != *" JobState=RUNNING "* ]]; then
     echo "job $SLURM_JOB_ID was cancelled"
-  elif grep -qs '"reason": "targets.device_hours=' "${command[-1]}/status.json"; then
+  elif grep -qs '"reason": "targets.device_hours=' "$run/status.json"; then
     echo "job $SLURM_JOB_ID has used its device-hours up: it isn't queued again"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     echo "job $SLURM_JOB_ID was stopped, and is queued again"

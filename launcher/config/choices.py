@@ -162,6 +162,20 @@ class SubmitKind(Enum):
     slurm = "slurm"
 
 
+class SlurmAgent(Enum):
+    """What starts the ranks on a node of a job."""
+
+    torchrun = "torchrun"
+    none = "none"
+
+
+class ContainerRuntime(Enum):
+    """What runs a container in a job."""
+
+    pyxis = "pyxis"
+    apptainer = "apptainer"
+
+
 class WandbMode(Enum):
     """Whether metrics go to wandb."""
 

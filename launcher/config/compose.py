@@ -21,6 +21,7 @@ from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from launcher import slurm_job
 from launcher.config.decays import DECAYS
 from launcher.config.messages import explain
 from launcher.config.schema import SECTIONS
@@ -53,9 +54,10 @@ def shipped(name: str) -> Path:
 def register() -> None:
     """Makes the schema and the resolvers known to Hydra and OmegaConf. May be called again."""
     store = ConfigStore.instance()
-    store.store(name="config_schema", node={**SECTIONS, "model_weights": None})
-    for decay in DECAYS:
-        store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
+    if "config_schema.yaml" not in store.repo:  # a session that ends leaves the store as it was before
+        store.store(name="config_schema", node={**SECTIONS, "model_weights": None})
+        for decay in DECAYS:
+            store.store(group="schedule/decay", name=f"{decay().name}_schema", node=decay)
     resolver = OmegaConf.register_new_resolver
     resolver("launcher.path_name", path_name, replace=True)
     resolver("launcher.stamp", _stamp, use_cache=True, replace=True)
@@ -87,6 +89,9 @@ def accumulate(nominal: int, size: int) -> int:
 
 
 def _stamp() -> str:
+    job = slurm_job.around()
+    if job is not None:  # which finds its folder again when it is queued again
+        return f"job_{job}"
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S") + "-" + secrets.token_hex(3)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from launcher.config.choices import Device, SubmitKind
+from launcher.config.choices import ContainerRuntime, Device, SlurmAgent, SubmitKind
 
 
 @dataclass
@@ -14,8 +14,9 @@ class ClusterConfig:
     """What the ranks compute on; auto: CUDA where there is any."""
     ranks_per_node: Any = "auto"
     """Ranks on a node; auto: one per GPU, or min(2, cores) on CPU."""
-    nodes: Any = 1
-    """Nodes. submit=local starts them all on this machine, each with an agent of its own: to try how a run behaves."""
+    nodes: Any = "auto"
+    """Nodes; auto: submit.slurm.nodes where that is given, else 1. submit=local starts them all on this machine, each
+    with an agent of its own: to try how a run behaves."""
     min_nodes: Any = None
     """Where nodes are lost, the run goes on with as few as these, with the same update; null: it needs all of them."""
     wait_for_nodes: Any = "30 seconds"
@@ -24,6 +25,11 @@ class ClusterConfig:
 
 @dataclass
 class SlurmConfig:
+    nodes: Any = None
+    """Nodes of the job: another name of cluster.nodes; of the two either is enough."""
+    agent: SlurmAgent = SlurmAgent.torchrun
+    """What starts a node's ranks: torchrun, torch's agent, in one task a node; none: Slurm itself, in one task a rank.
+    Without an agent no rank starts again within the job."""
     partition: str | None = None
     """Where the job is queued; null, here and below: the option isn't given, and Slurm's default holds."""
     account: str | None = None
@@ -57,9 +63,12 @@ class SlurmConfig:
     """Environment variables of the ranks, as in `[NCCL_DEBUG=INFO]`. They stand in a file of the run: no place for
     secrets, which sbatch takes along from where the command is given."""
     container_image: str | None = None
-    """Runs the agents in this image (the pyxis plugin's --container-image). It has to hold this package."""
+    """Runs the agents, or the ranks where there are none, in this image, by the `python3` in it, which has to find this
+    package."""
+    container_runtime: ContainerRuntime = ContainerRuntime.pyxis
+    """What runs it: pyxis, the plugin of srun; apptainer, the command of the nodes."""
     container_mounts: list[str] = field(default_factory=list)
-    """Its --container-mounts, as in `[/data:/data]`; the run's folder has to be among them."""
+    """Folders of the nodes that are seen in it, as in `[/data:/data]`; the run's folder has to be among them."""
     array_parallelism: int | None = None
     """How many runs of a sweep run at a time; null: as many as Slurm finds room for."""
     sbatch: list[str] = field(default_factory=list)

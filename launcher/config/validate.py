@@ -19,11 +19,11 @@ from omegaconf import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
+from launcher.config.check_slurm import check_submit
 from launcher.config.choices import BatchNormPatch
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
-from launcher.config.places import SlurmConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig
 from launcher.config.targets import check_targets
 from launcher.config.times import seconds
@@ -67,8 +67,8 @@ def _check_root(composed: DictConfig) -> None:
 
 def unread_keys(composed: DictConfig) -> list[str]:
     """Top-level keys of the user's own (``+name=…``) that no interpolation refers to: nothing reads them."""
-    text = OmegaConf.to_yaml(composed, resolve=False)
     own = [str(key) for key in composed if str(key) not in _ROOT_KEYS]
+    text = OmegaConf.to_yaml(composed, resolve=False) if own else ""
     return [key for key in own if not re.search(r"\$\{" + re.escape(key) + r"[.}\[]", text)]
 
 
@@ -161,7 +161,7 @@ def _check_numbers(config: Config) -> None:
     _check_times(config)
     check_targets(config.targets, is_validated=config.data.validation is not None)
     _check_patches(config.model_patches)
-    _check_slurm(config.submit.slurm)
+    check_submit(config)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
@@ -201,20 +201,6 @@ def _check_patches(patches: ModelPatchesConfig) -> None:
     if not is_ghost and size is not None:
         problem = f"has no effect: model_patches.batch_norm is {patches.batch_norm.value}"
         raise ConfigError(key, size, problem, hint="model_patches.batch_norm=ghost")
-
-
-def _check_slurm(slurm: SlurmConfig) -> None:
-    if slurm.signal_before is not None:
-        seconds(slurm.signal_before, "submit.slurm.signal_before")
-    if slurm.gres is not None and slurm.gpus_per_node is not None:
-        raise ConfigError("submit.slurm.gres", slurm.gres, "stands beside gpus_per_node: give one of them")
-    for key, least in (("requeue", 0), ("cpus_per_task", 1), ("gpus_per_node", 0), ("array_parallelism", 1)):
-        value = getattr(slurm, key)
-        if value is not None and value < least:
-            raise ConfigError(f"submit.slurm.{key}", value, f"must be at least {least}")
-    for index, one in enumerate(slurm.env):
-        if not re.match(r"[A-Za-z_]\w*=", one, re.ASCII):
-            raise ConfigError(f"submit.slurm.env[{index}]", one, "must be NAME=VALUE")
 
 
 def _item(value: Any, key: str, schema: type) -> Any:

@@ -62,12 +62,26 @@ def visible_gpus() -> int:
     return min(found, len([one for one in chosen.split(",") if one.strip() not in ("", "-1")]))
 
 
-def least_nodes(cluster: ClusterConfig) -> int:
+def asked_nodes(cluster: ClusterConfig, submit: SubmitConfig) -> int:
+    """The nodes that a run is asked to have, by either of the two keys for that.
+
+    Raises:
+        ConfigError: one is no number of nodes, or they say different numbers.
+    """
+    nodes = parse_count("cluster.nodes", cluster.nodes, allow_auto=True)
+    of_job = parse_count("submit.slurm.nodes", submit.slurm.nodes, allow_null=True)
+    if of_job is not None and nodes not in ("auto", of_job):
+        problem = f"cluster.nodes={nodes} says another number of nodes"
+        raise ConfigError("submit.slurm.nodes", of_job, problem, hint="give one of them, or both alike")
+    return (of_job or 1) if nodes == "auto" else nodes
+
+
+def least_nodes(cluster: ClusterConfig, submit: SubmitConfig) -> int:
     """The nodes without which a run doesn't go on. Raises ConfigError."""
-    nodes = parse_count("cluster.nodes", cluster.nodes)
+    nodes = asked_nodes(cluster, submit)
     least = parse_count("cluster.min_nodes", cluster.min_nodes, allow_null=True)
     if least is not None and least > nodes:
-        problem = f"is more than the {nodes} of cluster.nodes"
+        problem = f"is more than the {nodes} that the run has"
         raise ConfigError("cluster.min_nodes", least, problem, hint=f"at most {nodes}")
     return least or nodes
 
@@ -97,8 +111,8 @@ def solve_world(
     Raises:
         ConfigError: more CUDA ranks than GPUs, no GPU where one is asked for, `single` with several ranks.
     """
-    least_nodes(cluster)
-    nodes = parse_count("cluster.nodes", cluster.nodes)
+    least_nodes(cluster, submit)
+    nodes = asked_nodes(cluster, submit)
     gpus, cores = _gpus_and_cores(submit, cluster.device, cluster.ranks_per_node, cuda_devices)
     device = cluster.device
     if device is Device.auto:

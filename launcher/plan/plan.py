@@ -9,11 +9,11 @@ from launcher.config.schema import BatchConfig, Config
 from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
-from launcher.plan.batch import BatchPlan, parse_count
+from launcher.plan.batch import BatchPlan
 from launcher.plan.batch_norm import batch_norm_notes, check_batch_norm
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
-from launcher.plan.mesh import World, least_nodes, solve_mesh, solve_world
+from launcher.plan.mesh import World, asked_nodes, least_nodes, solve_mesh, solve_world
 from launcher.plan.notes import half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.ramp import ramp_lines
@@ -182,7 +182,7 @@ def solve_again(config: Config, plan: Plan, facts: Facts | None = None, *, nodes
         ConfigError: it can't work with these.
     """
     world = World(nodes or plan.nodes, plan.ranks_per_node, Device(plan.device))
-    if world.nodes != parse_count("cluster.nodes", config.cluster.nodes):
+    if world.nodes != asked_nodes(config.cluster, config.submit):
         config = replace(config, batch=_kept(config.batch, plan.global_batch_size, plan.micro_batch_size))
     solved = make_plan(config, facts or Facts(**plan.facts), world=world)
     notes = list(dict.fromkeys([*plan.notes, *solved.notes]))
@@ -202,7 +202,7 @@ def _kept(config: BatchConfig, global_batch_size: int, micro_batch_size: int | N
 def _check_fewer_nodes(config: Config, world: World, batch: BatchPlan) -> None:
     """That the run can go on with each number of nodes that cluster.min_nodes allows. Raises ConfigError."""
     kept = _kept(config.batch, batch.global_batch_size, batch.micro_batch_size)
-    for nodes in range(least_nodes(config.cluster), world.nodes):
+    for nodes in range(least_nodes(config.cluster, config.submit), world.nodes):
         try:
             mesh = solve_mesh(config.mesh, nodes * world.ranks_per_node, config.strategy.name)
             divide(kept, mesh.data_parallel_degree, None)

@@ -18,7 +18,7 @@ class Launch:
     """What starts the ranks, for plan.json and for people to read."""
 
     argv: list[list[str]]
-    """The command of each node."""
+    """The command of each node; of a job without agents that of each of its ranks."""
     environment: dict[str, str]
     """What is set beside the environment that the command is given in."""
     script: str | None = None

@@ -62,7 +62,7 @@ class Local:
             others = {f"agent_{number}": one.agent.pid for number, one in enumerate(nodes[1:], 1)}
             pids = {"launcher": os.getpid(), "agent": first.pid, **others}
             run.write_status(state=State.submitted, pids=pids, exit_code=None, error=None)
-            meets = Meets([one.agent for one in nodes], least_nodes(self._config.cluster))
+            meets = Meets([one.agent for one in nodes], least_nodes(self._config.cluster, self._config.submit))
             follow(run.path, lambda: first.poll() is None and meets.can(), live=live, console=console)
             if not meets.can():
                 return _never_met(run, nodes)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from launcher import slurm_job
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.plan import Plan
 from launcher.prepare import short
@@ -14,15 +15,15 @@ from launcher.run_dir import State, writing
 from launcher.submit.slurm import (
     ASK_EVERY,
     Slurm,
+    asks_to_cancel,
     has_ended,
     print_job,
-    print_left,
     queue,
     say_job,
     settle_status,
 )
 from launcher.sweep.members import Member
-from launcher.sweep.show import print_end
+from launcher.sweep.progress import following
 
 SCRIPT, REPORT = "array.sbatch", "report.sbatch"
 
@@ -50,7 +51,7 @@ def check_array(members: Sequence[Member]) -> None:
         raise ConfigError("submit", "slurm", "all runs of a sweep start in one place: some of these are not for Slurm")
     planned = [one for one in queued if one.prepared is not None]
     for other in planned[1:]:
-        asked = [set(_backend(one).options(_plan(one))) for one in (planned[0], other)]
+        asked = [set(_backend(one).scripts.options(_plan(one))) for one in (planned[0], other)]
         if asked[0] != asked[1]:
             differing = ", ".join(sorted(asked[0] ^ asked[1]))
             text = f"{other.name} asks Slurm for other things than {planned[0].name}: {differing}"
@@ -63,7 +64,7 @@ def submit_array(members: Sequence[Member], folder: Path, console: Console) -> A
     logs = folder / "logs"
     with writing(logs):
         logs.mkdir(exist_ok=True)
-    script = _backend(first).render_array(folder, [one.run for one in members], _plan(first))
+    script = _backend(first).scripts.of_array(folder, [one.run for one in members], _plan(first))
     made = Array(queue(folder / SCRIPT, script), tuple(members))
     for one in members:
         say_job(one.run, made.job_of(one))
@@ -75,34 +76,42 @@ def submit_array(members: Sequence[Member], folder: Path, console: Console) -> A
 def submit_report(array: Array, folder: Path, console: Console) -> None:
     """Queues the job that writes the sweep's report once all have ended, however they do. Raises LauncherError."""
     first = array.members[0]
-    script = _backend(first).render_report(folder, _plan(first))
+    script = _backend(first).scripts.of_report(folder, _plan(first))
     after = (f"--dependency=afterany:{array.job}", "--kill-on-invalid-dep=yes")
     job = queue(folder / REPORT, script, *after)
     console.print(f"report  {short(folder)}/report.html, by job {job} once all have ended", highlight=False)
 
 
 def wait_for(array: Array, console: Console, interrupted: Callable[[], bool], changed: Callable[[], None]) -> None:
-    """Says how each member ends, as it does, until the user leaves; then the jobs run on.
+    """Shows how far each member is and how it ends, until the user leaves; then the jobs run on, or are cancelled.
 
     Args:
         interrupted: whether the user wants to leave.
         changed: called when a member has ended.
     """
-    left = list(array.members)
-    try:
-        while left and not interrupted():
-            for member in [one for one in left if has_ended(array.job_of(one))]:
-                member.exit_code = settle_status(member.run, array.job_of(member))
-                member.take_end()
-                console.print(f"[bold]run {member.num}[/bold]  ", end="", highlight=False)
-                print_end(member, console)
-                changed()
-                left.remove(member)
-            time.sleep(ASK_EVERY if left else 0)
-    except KeyboardInterrupt:
-        pass
-    if left:
-        print_left(array.job, console)
+    left, is_cancelled = list(array.members), False
+    with following(array.members, console) as view:
+        while left:
+            try:
+                alive = slurm_job.living(array.job)
+                for member in [one for one in left if array.job_of(one) not in alive]:
+                    if has_ended(array.job_of(member)):
+                        member.exit_code = settle_status(member.run, array.job_of(member))
+                        member.take_end()
+                        view.end(member)
+                        changed()
+                        left.remove(member)
+                view.look(left)
+                time.sleep(ASK_EVERY if left else 0)
+                leaves = interrupted() and not is_cancelled
+            except KeyboardInterrupt:
+                leaves = True
+            if leaves and left:
+                view.pause()
+                if not asks_to_cancel(array.job, console):
+                    return
+                is_cancelled = True
+                view.go_on()
 
 
 def _backend(member: Member) -> Slurm:

@@ -80,10 +80,10 @@ def print_start(member: Member, console: Console) -> None:
     console.print(f"[bold]run {member.num}[/bold]  {escape(' '.join(member.overrides))}", highlight=False)
 
 
-def print_end(member: Member, console: Console) -> None:
-    """Prints in one line what became of a member."""
+def print_end(member: Member, console: Console, lead: str = "") -> None:
+    """Prints in one line what became of a member, behind `lead`."""
     colour = _COLOURS.get(member.state, "cyan")
-    said = f"[{colour}]{member.state.value}[/{colour}]"
+    said = f"{lead}[{colour}]{member.state.value}[/{colour}]"
     if member.exit_code:
         said += f" (exit {member.exit_code})"
     if member.metric is not None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from launcher.errors import StorageError
 from launcher.plan.plan import Plan
 from launcher.plan.targets import HOUR
 from launcher.run_dir import RunDir, to_json, write_atomic
-from launcher.train import heart, stopping
+from launcher.train import stopping
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the clock."""
@@ -19,16 +19,20 @@ WRITE_EVERY = 10.0
 
 
 class Budget:
-    """Counts for the agent of a run's first node, which writes down what it counts."""
+    """Counts for the process that looks after a run, the agent of its first node where there are any, which writes down
+    what it counts."""
 
-    def __init__(self, run: RunDir, folder: Path, hours: float | None, started: float) -> None:
+    def __init__(
+        self, run: RunDir, folder: Path, hours: float | None, started: float, are_up: Callable[[], bool]
+    ) -> None:
         """
         Args:
-            folder: the node's temporary folder, where a wish to stop is left.
+            folder: where a wish to stop is left for the ranks.
             hours: that it may use in all; None: without end.
-            started: when the agent was started, by `time.monotonic`.
+            started: when the process that counts was started, by `time.monotonic`.
+            are_up: whether there are ranks that can save.
         """
-        self._run, self._folder, self._hours = run, folder, hours
+        self._run, self._folder, self._hours, self._are_up = run, folder, hours, are_up
         self._seconds, self._counted = run.device_seconds(), started
         self._written = float("-inf")
         self._ranks = 0
@@ -45,7 +49,7 @@ class Budget:
         self._counted = now
         if is_due:
             self.write()
-        if self._hours is not None and self._seconds >= self._hours * HOUR and heart.is_there(self._folder):
+        if self._hours is not None and self._seconds >= self._hours * HOUR and self._are_up():
             stopping.ask(self._folder, stopping.DEVICE_HOURS)
 
     def write(self) -> None:

@@ -11,36 +11,32 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
 
-from launcher.checkpoints import completed
 from launcher.config.schema import Config
 from launcher.config.times import seconds
 from launcher.config.validate import load
 from launcher.errors import Exit, LauncherError
 from launcher.outcome import of_stop, record, scratch
-from launcher.plan.batch import parse_count
+from launcher.plan.mesh import asked_nodes
 from launcher.plan.plan import Plan
 from launcher.plan.targets import spent
 from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State
-from launcher.train import stopping
+from launcher.train import heart, stopping
 from launcher.train.budget import Budget, counting
-from launcher.train.failures import Failure
+from launcher.train.ends import End, Outcome, out_of_hours, outcome
 from launcher.train.hangs import recorder_environment
+from launcher.train.limits import Limits, limits
 from launcher.train.meeting import JOIN_SECONDS, Handler, Meeting
-from launcher.train.supervisor import Limits, Supervisor, limits
+from launcher.train.supervisor import Supervisor
 
 AT_ONCE = Limits(stop_within=0, time_limit=None, hang_after=None, max_restarts=0)
 """Of ranks that leave nothing to go on from."""
-
-Outcome = tuple[State, int, dict[str, Any] | None]
-"""State, exit code and error of a run."""
 
 
 def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
@@ -70,8 +66,9 @@ def _train(run: RunDir, task: str, meeting: Meeting, folder: Path, started: floa
     with suppress(OSError, LauncherError):  # which is said where the run's files are read again
         hours = load(run.config).targets.device_hours
     if spent(run, hours) is not None:
-        return _out_of_hours(run, hours)
-    with counting(Budget(run, folder, hours, started)) if meeting.node == 0 else nullcontext():
+        return out_of_hours(run, hours)
+    budget = Budget(run, folder, hours, started, lambda: heart.is_there(folder))
+    with counting(budget) if meeting.node == 0 else nullcontext():
         return _run(run, task, meeting, folder, started)
 
 
@@ -95,12 +92,8 @@ def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float)
         return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": reason}
     except (OSError, LauncherError) as problem:
         return State.failed, int(Exit.RANK_FAILED), {"rank": None, "reason": str(problem)}
-    if not result.is_failed():
-        return _ended(run, config, folder, supervisor)
-    if supervisor.stop is not None and (supervisor.failure is None or supervisor.failure.is_lost):
-        return _broken_off(run, supervisor, allowed)
-    assert supervisor.failure is not None
-    return State.failed, supervisor.failure.exit_code, _error(run, supervisor.failure, allowed)
+    end = End(result.is_failed(), supervisor.stop, supervisor.failure, supervisor.is_overdue)
+    return outcome(run, folder, end, allowed)
 
 
 def _run_ranks(supervisor: Supervisor, handler: RendezvousHandler) -> RunResult:
@@ -124,50 +117,6 @@ def _run_ranks(supervisor: Supervisor, handler: RendezvousHandler) -> RunResult:
             handler.leave()
 
 
-def _ended(run: RunDir, config: Config, folder: Path, supervisor: Supervisor) -> Outcome:
-    """Every rank has ended well: finished or stopped."""
-    if not stopping.has_mark(folder):
-        return State.finished, int(Exit.FINISHED), None
-    if supervisor.stop == stopping.DEVICE_HOURS:
-        return _out_of_hours(run, config.targets.device_hours)
-    # a rank may have been asked that couldn't pass it on
-    state, code = of_stop(run, stopping.number_of(supervisor.stop or "SIGTERM"))
-    error = None if state is State.stopped else {"rank": None, "reason": "no checkpoint could be saved: see its logs"}
-    return state, code, error
-
-
-def _out_of_hours(run: RunDir, hours: float | None) -> Outcome:
-    """The run may use its devices no longer."""
-    state, code = of_stop(run, stopping.number_of(stopping.DEVICE_HOURS))
-    reason = f"{stopping.DEVICE_HOURS}={hours:g} is used up; with more the run goes on"
-    return state, code, {"rank": None, "reason": reason}
-
-
-def _broken_off(run: RunDir, supervisor: Supervisor, allowed: Limits) -> Outcome:
-    """The ranks were ended, or one was lost, before they had stopped."""
-    assert supervisor.stop is not None
-    state, code = of_stop(run, stopping.number_of(supervisor.stop))
-    failure = supervisor.failure
-    if supervisor.is_overdue and allowed.stop_within:
-        what = f"finishing the window and saving took longer than checkpoint.stop_within={allowed.stop_within:g} s"
-    elif failure is not None and failure.signal not in STOP_SIGNALS:
-        what = f"rank {failure.rank} {failure.how} while the run was stopping"
-    else:
-        return state, code, None
-    newest = completed(run)
-    then = f"the run will go on from update {newest[0].update}" if newest else "there is no checkpoint to go on from"
-    return state, code, {"rank": None, "reason": f"{what}; {then}"}
-
-
-def _error(run: RunDir, failure: Failure, allowed: Limits) -> dict[str, Any]:
-    reason = failure.reason
-    if failure.is_lost and allowed.needs_checkpoint and not completed(run):
-        reason += "\nit wasn't started again, for there is no checkpoint yet (training.max_restarts=auto)"
-    elif failure.is_lost and allowed.max_restarts:
-        reason += f"\ntraining.max_restarts={allowed.max_restarts} is used up"
-    return {"rank": failure.rank, "reason": reason, "log": str(run.rank_log(failure.rank))}
-
-
 def _take_signals(folder: Path, supervisor: Supervisor) -> None:
     """From now on a signal that asks this process to stop is a wish to all its ranks, if it has any."""
 
@@ -184,7 +133,7 @@ def _take_signals(folder: Path, supervisor: Supervisor) -> None:
 def _spec(plan: Plan, arguments: list[str], config: Config, meeting: Meeting, allowed: Limits) -> WorkerSpec:
     """What torch's `launch_agent` makes of a configuration, for an agent of our own. Raises LauncherError."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # ranks started again would meet the old store
-    nodes = parse_count("cluster.nodes", config.cluster.nodes)
+    nodes = asked_nodes(config.cluster, config.submit)
     launch = LaunchConfig(nodes, nodes, nproc_per_node=plan.ranks_per_node, logs_specs=OwnLogs())
     last_call = seconds(config.cluster.wait_for_nodes, "cluster.wait_for_nodes")
     return WorkerSpec(

@@ -19,13 +19,14 @@ from launcher.config.schema import Config
 from launcher.config.times import seconds
 from launcher.config.validate import load
 from launcher.observe.tracker import tracking
-from launcher.outcome import SCRATCH
+from launcher.outcome import SCRATCH, STEP
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.plan import Plan, solve_again, timing_of
 from launcher.plan.timing import Timing, windows_of
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
+from launcher.train.alone import watch_this_rank
 from launcher.train.checkpoint.make import make_saver
 from launcher.train.evaluate import Pipeline, Reader, Validation, validate
 from launcher.train.final import finish, save_pretrained_files
@@ -58,6 +59,8 @@ def run_rank(run: RunDir, attempt: int) -> None:
     if SCRATCH in os.environ:
         heart.start(Path(os.environ[SCRATCH]), int(os.environ["RANK"]))
     with joined(run) as (config, plan, place):
+        if STEP in os.environ:
+            watch_this_rank(run, place.rank, config)
         train, validation = build_data(config)
         model, fill = make_model(config)
         parts = Parts(model, build_task(config), train, validation, fill)

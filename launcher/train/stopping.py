@@ -1,4 +1,5 @@
-"""The wish that a run stops: a node's agent and its ranks leave it to each other in the node's temporary folder."""
+"""The wish that a run stops: a node's agent and its ranks leave it to each other in the node's temporary folder, or in
+the folder of a step without agents."""
 
 import os
 import signal
@@ -7,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from launcher.outcome import SCRATCH
+from launcher.outcome import SCRATCH, STEP
 from launcher.process import STOP_SIGNALS
 
 TIME_LIMIT, DEVICE_HOURS = "training.time_limit", "targets.device_hours"
@@ -49,9 +50,15 @@ def take_signals() -> None:
 def _note(number: int, _frame: FrameType | None) -> None:
     global _is_asked
     _is_asked = True
-    if SCRATCH in os.environ:
+    folder = _folder()
+    if folder is not None:
         with suppress(OSError):
-            ask(Path(os.environ[SCRATCH]), signal.Signals(number).name)
+            ask(Path(folder), signal.Signals(number).name)
+
+
+def _folder() -> str | None:
+    """Where ranks find the wish and leave the mark; None: nobody looks after this one."""
+    return os.environ.get(STEP) or os.environ.get(SCRATCH)
 
 
 @contextmanager
@@ -66,13 +73,15 @@ def held_back() -> Iterator[None]:
 
 def is_asked() -> bool:
     """Whether this rank knows of the wish. Costs a few microseconds."""
-    return _is_asked or (SCRATCH in os.environ and os.path.lexists(os.path.join(os.environ[SCRATCH], _WISH)))
+    folder = _folder()
+    return _is_asked or (folder is not None and os.path.lexists(os.path.join(folder, _WISH)))
 
 
 def leave_mark() -> None:
-    """Says to the agent that the ranks have agreed to stop, and have done what belongs to it."""
-    if SCRATCH in os.environ:
-        Path(os.environ[SCRATCH], _MARK).touch()
+    """Says to who looks after the ranks that they have agreed to stop, and have done what belongs to it."""
+    folder = _folder()
+    if folder is not None:
+        Path(folder, _MARK).touch()
 
 
 def has_mark(folder: Path) -> bool:

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from launcher.checkpoints import completed
-from launcher.config.schema import Config
-from launcher.config.times import seconds
 from launcher.errors import Exit, LauncherError
 from launcher.outcome import ATTEMPT
-from launcher.plan.mesh import least_nodes
 from launcher.process import STOP_SIGNALS
 from launcher.run_dir import RunDir, State
 from launcher.train import hangs, heart, stopping
 from launcher.train.failures import Failure, Memory, clear_words, first_failure, read_words
+from launcher.train.limits import Limits
 from launcher.train.nodes import AGAIN, FINISHED, OVER, Report, Start, Verdict, choose, resize
+from launcher.train.watch import StopWatch, count_start
 
 KILL_SECONDS = 10
 """What a killed rank is given to be gone: one that waits in the kernel may not go at all."""
@@ -33,40 +32,8 @@ CAUSE_WITHIN = 2.0
 LOOK_EVERY = 0.05
 HASTE = 0.75
 """The part of training.hang_after after which ranks hang where those of another node did."""
-SAY_EVERY = 1.0
-"""Seconds between two looks at hearts, and at whether the status still says that the run is stopping."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the configuration allows, in seconds; None: without end."""
-
-    stop_within: float
-    time_limit: float | None
-    hang_after: float | None
-    max_restarts: int
-    needs_checkpoint: bool = False
-    """Whether ranks start again only where there is a checkpoint to start from."""
-    min_nodes: int = 1
-    """Nodes without which they don't."""
-
-
-AUTO_RESTARTS = 3
-"""What training.max_restarts=auto allows once there is a checkpoint."""
-
-
-def limits(config: Config) -> Limits:
-    """Those of a training."""
-    training, stop_within = config.training, config.checkpoint.stop_within
-    limit, after, restarts = training.time_limit, training.hang_after, training.max_restarts
-    return Limits(
-        seconds(stop_within, "checkpoint.stop_within"),
-        None if limit is None else seconds(limit, "training.time_limit"),
-        None if after is None else seconds(after, "training.hang_after"),
-        AUTO_RESTARTS if restarts == "auto" else int(restarts),
-        needs_checkpoint=restarts == "auto",
-        min_nodes=least_nodes(config.cluster),
-    )
+HEARTS_EVERY = 1.0
+"""Seconds between two looks at hearts."""
 
 
 class Supervisor(LocalElasticAgent):
@@ -89,24 +56,27 @@ class Supervisor(LocalElasticAgent):
         started: float,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_timeout=KILL_SECONDS)
-        self._run, self._folder, self._limits, self._began = run, folder, limits, started
+        self._run, self._folder, self._limits = run, folder, limits
         self.is_first = node == 0
+        self._watch = StopWatch(run, folder, limits, started, says=self.is_first)
         self._memory = Memory()
         self._attempt = 0
-        self._looked = self._said = 0.0
+        self._looked = 0.0
         self._restarts = 0
         self._start: Start
         self._report: Report | None = None
         """How this node's ranks have ended, once they have."""
         self.waits_for_nodes = False
         """Whether there are no ranks now that could be told to stop."""
-        self.stop: str | None = None
-        """Why the run was told to stop, once that was seen."""
-        self._deadline = 0.0
         self.is_overdue = False
         """Whether the ranks had to be killed because they were too slow to stop."""
         self.failure: Failure | None = None
         """The last one."""
+
+    @property
+    def stop(self) -> str | None:
+        """Why the run was told to stop, once that was seen, or was said by another node."""
+        return self._watch.stop
 
     # what torch's agent calls
 
@@ -126,7 +96,8 @@ class Supervisor(LocalElasticAgent):
         if self.is_first:
             resize(self._run, self._start.nodes)
             clear_words(self._run.logs)
-            self._count_start()
+            is_stopping = self.stop is not None
+            self._attempt = count_start(self._run, restarts=self._restarts, is_stopping=is_stopping)
             self._start.begin(self._attempt)
         else:
             self._attempt = self._start.begun()
@@ -150,7 +121,7 @@ class Supervisor(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._start.beat()
-        self._look_for_stop()
+        self._watch.look()
         if self._report is None:
             self._report = self._look()
         verdict = None
@@ -169,7 +140,7 @@ class Supervisor(LocalElasticAgent):
             report = Report(is_done=True, stop=self.stop)
         elif any(exits.values()):
             report = self._of_failure(*self._cause())
-        elif self.stop is not None and time.monotonic() > self._deadline:
+        elif self._watch.is_over:
             report = Report(stop=self.stop, is_overdue=True)
         elif self._start.has_trouble():
             report = self._of_hang(exits, hastily=True) or Report(stop=self.stop)
@@ -184,7 +155,7 @@ class Supervisor(LocalElasticAgent):
     def _of_failure(self, failure: Failure, is_certain: bool) -> Report:
         if failure.signal in STOP_SIGNALS:  # it couldn't take it, as a rank does that is told to stop
             stopping.ask(self._folder, signal.Signals(failure.signal).name)
-            self._look_for_stop()
+            self._watch.look()
         said = heart.pulse(self._folder, failure.rank)
         return Report(failure, is_certain, None if said is None else said.update, stop=self.stop)
 
@@ -232,7 +203,8 @@ class Supervisor(LocalElasticAgent):
 
     def _obey(self, verdict: Verdict) -> RunResult:
         report = verdict.report
-        self.failure, self.is_overdue, self.stop = report.failure, report.is_overdue, report.stop or self.stop
+        self.failure, self.is_overdue = report.failure, report.is_overdue
+        self._watch.stop = report.stop or self.stop
         if verdict.kind != AGAIN and self.is_first:
             self._start.stay()
         if verdict.kind == FINISHED:
@@ -277,7 +249,7 @@ class Supervisor(LocalElasticAgent):
             hastily: another node has ended its ranks: those of this one need to hang almost as long only.
         """
         now, after = time.monotonic(), self._limits.hang_after
-        if after is None or (now - self._looked < min(SAY_EVERY, after / 4) and not hastily):
+        if after is None or (now - self._looked < min(HEARTS_EVERY, after / 4) and not hastily):
             return None
         self._looked = now
         alive = {rank: process.pid for rank, process in self._processes().items() if rank not in exits}
@@ -295,36 +267,6 @@ class Supervisor(LocalElasticAgent):
         return Report(failure, not hang.waits, hang.update, stop=self.stop)
 
     # what the run's files say
-
-    def _count_start(self) -> None:
-        """Gives this start of the ranks its number, over all starts of the run. Raises StorageError."""
-        with suppress(LauncherError):
-            self._attempt = int(self._run.read_status().get("attempts_started") or 0)
-        state = State.stopping if self.stop else State.running if self._restarts else State.submitted
-        stop = {} if self.stop else {"stop": None}
-        fresh = {} if self._restarts else {"exit_code": None, "error": None}  # a job that was queued again
-        number = {"attempt": self._attempt, "attempts_started": self._attempt + 1}
-        self._run.write_status(state=state, **number, **stop, **fresh)
-
-    def _look_for_stop(self) -> None:
-        now, is_new = time.monotonic(), self.stop is None
-        if is_new:
-            limit = self._limits.time_limit
-            if limit is not None and now - self._began > limit:
-                stopping.ask(self._folder, stopping.TIME_LIMIT)
-            self.stop = stopping.asked(self._folder)
-            if self.stop is None:
-                return
-            self._deadline = now + self._limits.stop_within
-        if not self.is_first or (now - self._said < SAY_EVERY and not is_new):
-            return
-        self._said = now
-        with suppress(LauncherError):
-            # the first rank, which writes there too, may not have known yet
-            if is_new or self._run.read_status()["state"] != State.stopping.value:
-                within = self._limits.stop_within
-                said = {"why": self.stop, "within": within} if within else None
-                self._run.write_status(state=State.stopping, stop=said)
 
     def _record(self, report: Report, failure: Failure, *, goes_on: bool) -> None:
         newest = completed(self._run)

@@ -97,6 +97,16 @@ def main(run_dir: str, task: str = "train") -> int:
     return Exit.FINISHED
 
 
+def run_and_leave(run_dir: str, task: str = "train") -> NoReturn:
+    """Runs one rank, and ends this process with its exit code."""
+    code = int(Exit.RANK_FAILED)
+    atexit.register(lambda: leave(code))  # the first is the last to be called
+    code = main(run_dir, task)
+    if code:  # the others may hang in a collective with this rank: no farewell to anyone
+        leave(code)
+    sys.exit(code)
+
+
 def leave(code: int) -> NoReturn:
     """Ends this process without freeing what it holds: see `run.joined`."""
     with suppress(OSError):
@@ -106,8 +116,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    code = int(Exit.RANK_FAILED)
-    atexit.register(lambda: leave(code))  # the first is the last to be called
-    code = main(*sys.argv[1:])
-    if code:  # the others may hang in a collective with this rank: no farewell to anyone
-        leave(code)
+    run_and_leave(*sys.argv[1:])

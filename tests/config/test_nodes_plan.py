@@ -61,7 +61,7 @@ def test_tokens_bound_a_micro_batch_on_any_number_of_nodes() -> None:
     ("overrides", "key", "said"),
     [
         (["cluster.nodes=0"], "cluster.nodes", "must be a whole number of at least 1"),
-        (["cluster.min_nodes=5"], "cluster.min_nodes", "is more than the 4 of cluster.nodes"),
+        (["cluster.min_nodes=5"], "cluster.min_nodes", "is more than the 4 that the run has"),
         (["cluster.min_nodes=0"], "cluster.min_nodes", "must be a whole number of at least 1 or null"),
         (["strategy=single", "cluster.ranks_per_node=1"], "strategy", "runs on one rank, not on 4"),
         # with 3 nodes of 2 ranks

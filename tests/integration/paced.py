@@ -39,6 +39,14 @@ class Paced(Targets):
         time.sleep(1000)
 
 
+class Noted(Paced):
+    """The same, where each rank leaves the bytes of a text beside the run's."""
+
+    def __init__(self, targets: list[Any], note: str, folder: str, seconds: float = 0.0) -> None:
+        super().__init__(targets, seconds)
+        Path(folder, f"note_{os.environ.get('RANK', 'none')}").write_bytes(note.encode())
+
+
 def paced(samples: int, *more: str) -> list[str]:
     """Overrides of a run of 2 ranks that each read one of the targets 0, 1, 2, … an update."""
     from runs import mean

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from launcher.lock import Owner
 from launcher.plan.facts import Facts
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir
-from launcher.submit.slurm import Slurm, body
+from launcher.submit.slurm import Slurm
+from launcher.submit.slurm_script import Scripts, body
 
 KEYS = (
     "submit=slurm",
@@ -48,6 +50,7 @@ HEAD = r"""#!/usr/bin/env bash
 #SBATCH --requeue
 #SBATCH "--comment=two words"
 
+# shellcheck disable=SC2016,SC2054 # words are quoted as they are meant
 cd '/home/me/my code' || exit
 export PYTHONPATH=/home/me
 export PYTHONIOENCODING=utf-8
@@ -55,8 +58,11 @@ export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=8
 export NOTE='a "b" $HOME; ü'
 module load cuda
-command=(/bin/python -m launcher.train.agent /runs/one)
+run=/runs/one
+tasks_per_node=1
 srun_options=(--cpus-per-task=32 --container-image=/a.sqsh --container-mounts=/data:/data,/runs:/runs --cpu-bind=cores)
+watch=()
+command=(bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher python3 -m launcher.train.agent "$run")
 max_requeues=10
 
 """
@@ -72,7 +78,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def script(run: RunDir, *overrides: str) -> str:
-    config = parse(config_text(*KEYS, *overrides))
+    return rendered(run, *KEYS, *overrides)
+
+
+def rendered(run: RunDir, *overrides: str) -> str:
+    config = parse(config_text(*overrides))
     plan = replace(make_plan(config, Facts()), cwd="/home/me/my code")
     text = Slurm(config).render(run, plan).script_text
     assert text is not None
@@ -83,8 +93,38 @@ def test_the_whole_script(run: RunDir) -> None:
     assert script(run) == HEAD + body()
 
 
-def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
-    """H03."""
+def test_apptainer_runs_the_agent_in_the_image(run: RunDir) -> None:
+    text = script(run, "submit.slurm.container_runtime=apptainer", "submit.slurm.container_image='/my images/a.sif'")
+    inside = "apptainer exec --nv --bind /data:/data --bind /runs:/runs '/my images/a.sif' python3"
+    numbered = """bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher"""
+    assert f'command=({numbered} {inside} -m launcher.train.agent "$run")\n' in text
+    assert "srun_options=(--cpus-per-task=32 --cpu-bind=cores)\n" in text
+    on_cpus = rendered(
+        run, "submit=slurm", "submit.slurm.container_runtime=apptainer", "submit.slurm.container_image=a"
+    )
+    assert "apptainer exec a python3" in on_cpus
+
+
+def test_h03_without_agents_slurm_starts_a_task_for_each_rank(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tasks as ranks, which share the cores that the node was asked for."""
+    monkeypatch.setattr("launcher.submit.slurm_script.sys.executable", "/bin/python")
+    text = script(
+        run, "submit.slurm.agent=none", "submit.slurm.container_image=null", "submit.slurm.container_mounts=[]"
+    )
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8\n" in text
+    assert "tasks_per_node=4\nsrun_options=(--cpus-per-task=8 --kill-on-bad-exit=1 --cpu-bind=cores)\n" in text
+    assert 'watch=(/bin/python -m launcher.train.step "$run")\n' in text
+    assert 'command=(/bin/python -m launcher.train.task "$run")\n' in text
+
+
+def test_a_job_that_can_lose_nodes_is_kept(run: RunDir) -> None:
+    text = script(run, "cluster.min_nodes=1")
+    assert "#SBATCH --no-kill\n" in text
+    assert "srun_options=(--cpus-per-task=32 --no-kill " in text
+    assert "--no-kill" not in script(run, "cluster.min_nodes=2")
+
+
+def test_h03_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
     plan = make_plan(parse(config_text(*KEYS)), Facts())
     assert (plan.nodes, plan.ranks_per_node, plan.world_size, plan.device) == (2, 4, 8, Device.cuda.value)
     automatic = make_plan(parse(config_text("submit=slurm", "submit.slurm.gpus_per_node=2")), Facts())
@@ -105,12 +145,58 @@ def test_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
         (["submit.slurm.signal_before=soon"], "submit.slurm.signal_before"),
         (["submit.slurm.requeue=-1"], "submit.slurm.requeue"),
         (["submit.slurm.env=['2A=b']"], "submit.slurm.env[0]"),
+        (["submit.slurm.container_runtime=apptainer"], "submit.slurm.container_runtime"),
+        (["submit.slurm.container_mounts=['/a:/a']"], "submit.slurm.container_mounts"),
+        (["submit.slurm.nodes=0"], "submit.slurm.nodes"),
+        (["submit.slurm.agent=none", "training.max_restarts=2"], "training.max_restarts"),
+        (["submit.slurm.agent=none", "cluster.nodes=2", "cluster.min_nodes=1"], "cluster.min_nodes"),
+        (["submit.slurm.agent=none", "cluster.wait_for_nodes=5 seconds"], "cluster.wait_for_nodes"),
+        (["submit=local", "submit.slurm.nodes=2"], "submit.slurm.nodes"),
+        (["submit=local", "submit.slurm.time='5'"], "submit.slurm.time"),
     ],
 )
 def test_what_a_job_cannot_be(overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_plan(parse(config_text("submit=slurm", *overrides)), Facts())
     assert refused.value.key == key
+
+
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+
+@pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck comes with the extra lint")
+def test_h07_shellcheck_finds_nothing_in_any_script(run: RunDir, tmp_path: Path) -> None:
+    plain = ("submit.slurm.container_image=null", "submit.slurm.container_mounts=[]")
+    variants = ((), plain, (*plain, "submit.slurm.agent=none"), ("submit.slurm.container_runtime=apptainer",))
+    texts = [script(run, *one) for one in variants]
+    config = parse(config_text(*KEYS))
+    plan = make_plan(config, Facts())
+    runs = [run, RunDir(Path('/runs/it\'s "two"'))]
+    texts += [Scripts(config).of_array(Path("/runs"), runs, plan), Scripts(config).of_report(Path("/runs"), plan)]
+    paths = [tmp_path / f"{number}.sbatch" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+        lines = text.splitlines()
+        last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
+        assert all(line.startswith("#SBATCH ") for line in lines[1:last])
+    done = subprocess.run([str(SHELLCHECK), *map(str, paths)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_either_key_says_the_nodes_and_both_only_alike() -> None:
+    def nodes(*overrides: str) -> int:
+        return make_plan(parse(config_text("submit=slurm", *overrides)), Facts()).nodes
+
+    assert [nodes(), nodes("cluster.nodes=2"), nodes("submit.slurm.nodes=3")] == [1, 2, 3]
+    assert nodes("cluster.nodes=2", "submit.slurm.nodes=2") == 2
+    with pytest.raises(ConfigError, match=r"submit\.slurm\.nodes=3: cluster\.nodes=1 says another number of nodes"):
+        nodes("cluster.nodes=1", "submit.slurm.nodes=3")
+
+
+def test_cores_that_ranks_cannot_share_are_refused(run: RunDir) -> None:
+    alone = ("submit=slurm", "submit.slurm.agent=none", "cluster.device=cpu", "cluster.ranks_per_node=3")
+    with pytest.raises(ConfigError, match="among its 3 ranks"):
+        rendered(run, *alone, "submit.slurm.cpus_per_task=8")
 
 
 SRUN = """#!/usr/bin/env bash
@@ -143,22 +229,24 @@ def execute(folder: Path, code: int, *, max_requeues: int = 2, restarts: int = 0
     """The body with the stand-ins around it, in a job of three nodes whose srun ends with `code`."""
     (folder / "code").write_text(str(code))
     quoted = "'" + AWKWARD.replace("'", "'\\''") + "'"
-    head = f"command=(agent {quoted})\nsrun_options=(--comment={quoted})\nmax_requeues={max_requeues}\n"
+    numbered = """bash -c 'exec "$@" --node "$SLURM_NODEID"' launcher"""
+    head = f"command=({numbered} agent {quoted})\nsrun_options=(--comment={quoted})\nmax_requeues={max_requeues}\n"
+    head += "watch=()\ntasks_per_node=1\n"
     (folder / "job").write_text(head + body())
     job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "gpu[03,07-08]", "SLURM_RESTART_COUNT": str(restarts)}
+    job |= {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS": "6"}
     own = {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder), "OWN": AWKWARD}
     return subprocess.run(
         ["bash", str(folder / "job")], env={**os.environ, **job, **own}, capture_output=True, text=True, timeout=30
     )
 
 
-def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> None:
-    """H02, H07."""
+def test_h02_h07_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> None:
     assert execute(stand_ins, 0).returncode == 0
     agents = (stand_ins / "agents").read_text()
     assert agents == "".join(f"gpu03:20041 {AWKWARD} --node {node} {AWKWARD}\n" for node in range(3))
     given = (stand_ins / "given").read_bytes().decode().split("\0")
-    assert given[:3] == ["--export=ALL", "--ntasks-per-node=1", f"--comment={AWKWARD}"]
+    assert given[:4] == ["--export=ALL", "--ntasks=3", "--ntasks-per-node=1", f"--comment={AWKWARD}"]
     assert not (stand_ins / "asked").exists()
 
 
@@ -174,10 +262,9 @@ def test_all_nodes_meet_at_the_first_and_get_their_numbers(stand_ins: Path) -> N
         (143, 0, "RUNNING", False, ""),
     ],
 )
-def test_which_jobs_are_queued_again(
+def test_h04_which_jobs_are_queued_again(
     stand_ins: Path, code: int, restarts: int, state: str, is_queued_again: bool, said: str
 ) -> None:
-    """H04."""
     (stand_ins / "state").write_text(state)
     done = execute(stand_ins, code, restarts=restarts)
     assert done.returncode == code

@@ -1,0 +1,97 @@
+"""Ranks that Slurm starts itself: who they are, and who failed by what srun says."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.run_dir import RunDir
+from launcher.train import alone, heart
+from launcher.train.step import Said
+from launcher.train.task import rank_variables
+
+TASK = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_NODES": "2",
+    "LAUNCHER_RENDEZVOUS": "gpu03:20041",
+    "LAUNCHER_STEP": "/runs/one/step",
+    "LAUNCHER_ATTEMPT": "0",
+}
+
+
+def test_h02_h03_a_task_is_a_rank() -> None:
+    assert rank_variables(TASK) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "gpu03",
+        "MASTER_PORT": "20041",
+    }
+
+
+@pytest.mark.parametrize("name", TASK)
+def test_no_task_is_ever_a_world_of_its_own(name: str) -> None:
+    with pytest.raises(LauncherError, match=f"{name} is missing"):
+        rank_variables({key: value for key, value in TASK.items() if key != name})
+
+
+def test_outside_of_a_job_it_ends_with_one_message(tmp_path: Path) -> None:
+    without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "LAUNCHER_"))}
+    argv = [sys.executable, "-m", "launcher.train.task", str(tmp_path)]
+    done = subprocess.run(argv, env=without, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launcher.train.task: this is no task of a run's job: SLURM_PROCID, ")
+    assert "Traceback" not in done.stderr
+
+
+def test_who_failed_is_read_from_what_srun_says() -> None:
+    said = Said()
+    for line in (
+        "srun: error: node2: task 3: Killed",
+        "srun: launch/slurm: _step_signal: Terminating StepId=41.0",
+        "slurmstepd: error: *** STEP 41.0 ON node1 CANCELLED AT 2026-11-30T09:00:00 ***",
+        "srun: error: node1: tasks 0-1: Killed",
+        "srun: error: node2: task 2: Exited with exit code 3",
+    ):
+        said.take(line)
+    assert said.exits == {3: -9, 2: 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "exits"),
+    [
+        ("tasks 0,2-3: Exited with exit code 7", {0: 7, 2: 7, 3: 7}),
+        ("task 1: Segmentation fault (core dumped)", {1: -11}),
+        ("task 1: Out Of Memory", {1: -9}),
+        ("task 0: User defined signal 1", {0: -10}),
+        ("Unable to create step", {}),
+    ],
+)
+def test_the_ends_of_tasks(words: str, exits: dict[int, int]) -> None:
+    said = Said()
+    said.take(f"srun: error: node1: {words}")
+    assert said.exits == exits
+
+
+def test_a_rank_without_an_agent_finds_that_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heart, "_memory", None)
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    heart.start_alone()
+    heart.beat(3, waits=True)  # for others, who may hang
+    watcher = threading.Thread(target=alone._watch, args=(run, 1, 0.2))
+    hung: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: hung.append(failed.exc_value))
+    watcher.start()
+    watcher.join(1.0)
+    assert watcher.is_alive()
+    heart.beat()
+    watcher.join(20.0)
+    assert [str(one) for one in hung] == ["hung: nothing for 0 s at update 3; stacks in logs/rank_1.log"]
