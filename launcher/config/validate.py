@@ -21,6 +21,7 @@ from yaml import YAMLError
 from launcher.config.choices import BatchNormPatch
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
+from launcher.config.docker import check_docker
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.places import SlurmConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig
@@ -157,6 +158,8 @@ def _check_numbers(config: Config) -> None:
     _check_times(config)
     _check_patches(config.model_patches)
     _check_slurm(config.submit.slurm)
+    stop_within = seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
+    check_docker(config.submit.docker, stop_within)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
