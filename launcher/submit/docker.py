@@ -50,12 +50,12 @@ class Docker:
     def __init__(self, config: Config, variables: Sequence[str] = (), lane: int = 0) -> None:
         """`variables`: names of environment variables that the configuration refers to. `lane`: which of the runs of a
         sweep that run at a time this is, from 0; each has GPUs of its own."""
-        self._config, self._docker, self._lane = config, config.submit.docker, lane
+        self._config, self._docker, self.lane = config, config.submit.docker, lane
         self._variables = list(dict.fromkeys([*variables, *self._docker.env]))
 
     def with_variables(self, names: Sequence[str]) -> "Docker":
         """The same, with the values of further environment variables in the containers."""
-        return Docker(self._config, [*self._variables, *names], self._lane)
+        return Docker(self._config, [*self._variables, *names], self.lane)
 
     def in_lane(self, lane: int) -> "Docker":
         """The same, beside others that run at the same time."""
@@ -137,7 +137,7 @@ class Docker:
     def _gpus(self, plan: Plan, node: int) -> Iterator[str]:
         each = gpus_of_container(self._docker, plan.nodes)
         if each:
-            first = (self._lane * plan.nodes + node) * each
+            first = (self.lane * plan.nodes + node) * each
             names = gpu_names(first + each)[first:]
             yield f'--gpus="device={",".join(names)}"'  # in quotes of its own: docker reads it as CSV
 
