@@ -4,38 +4,40 @@ A container in which no node of a run works has nothing to be judged by, and is 
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
 from launcher.observe.status import read_run
 
-AGENT = b"launcher.train.agent"
+AGENT = "launcher.train.agent"
 
 
-def run_of(command: list[bytes]) -> str | None:
-    """The run's folder in the command of a node's agent; None: it is another command."""
-    if AGENT not in command or command[-1] == AGENT:
-        return None
-    return command[command.index(AGENT) + 1].decode(errors="surrogateescape")
-
-
-def main() -> int:
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
+def runs(processes: Path) -> Iterator[Path]:
+    """The folders of the runs whose agents are among `processes`, a folder like /proc."""
+    for one in processes.glob("[0-9]*/cmdline"):
         try:
-            run = run_of(process.read_bytes().rstrip(b"\0").split(b"\0"))
+            words = one.read_bytes().decode(errors="surrogateescape").split("\0")
         except OSError:  # it has ended
             continue
-        if run is None:
-            continue
-        try:
-            status = read_run(Path(run))
-        except LauncherError as error:
-            print(error)
-            return 1
-        if status.is_silent:
-            print(f"no sign of life for {status.heartbeat_age:.0f} s")
-            return 1
-    return 0
+        if words[1:3] == ["-m", AGENT]:
+            yield Path(words[3])
+
+
+def problem(run: Path) -> str | None:
+    """What is wrong with a run; None: nothing."""
+    try:
+        status = read_run(run)
+    except LauncherError as error:
+        return str(error)
+    return f"no sign of life for {status.heartbeat_age:.0f} s" if status.is_silent else None
+
+
+def main(processes: Path = Path("/proc")) -> int:
+    """Prints what is wrong. Returns 1 where something is."""
+    problems = list(filter(None, map(problem, runs(processes))))
+    print("\n".join(problems), end="")
+    return min(1, len(problems))
 
 
 if __name__ == "__main__":

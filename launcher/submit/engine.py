@@ -1,7 +1,6 @@
 """Docker by its command line: what it says, what a run needs of it, and what runs have left there."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -131,12 +130,3 @@ def cleared(run: RunDir) -> Iterator[list[str]]:
             remove(run)
         except LauncherError as error:
             problems.append(f"what Docker has of this run stays until the next start: {error}")
-
-
-def check_variables(names: Sequence[str]) -> None:
-    """That the environment has the variables that containers are to get. Raises ConfigError."""
-    for name in names:
-        if name not in os.environ:
-            raise ConfigError(
-                "submit.docker.env", name, "isn't set where the command is given", hint=f"export {name}=…"
-            )

@@ -1,8 +1,8 @@
 """What a run in containers needs of this machine, tried before it starts: the engine, the image, one container."""
 
 import json
+import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from launcher.config.docker import DockerConfig, Mount
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, writing
-from launcher.submit.engine import EngineError, ask, check_answers, check_variables
+from launcher.submit.engine import EngineError, ask, check_answers
 
 BUILD_FIRST = (
     "docker build --tag {image} --file docker/Dockerfile FOLDER in a checkout makes it, submit.docker.build too"
@@ -41,21 +41,24 @@ class Trial(Protocol):
     def trial(self, run: RunDir, plan: Plan, *command: str) -> list[str]: ...
 
 
-def check_here(backend: Trial, docker: DockerConfig, variables: Sequence[str], run: RunDir, plan: Plan) -> None:
+def check_here(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan) -> None:
     """That this machine can run the containers.
 
     Raises:
         LauncherError: what is missing, and what to do.
     """
     check_answers()
-    check_variables(variables)
+    for index, name in enumerate(docker.env):
+        if name not in os.environ:
+            hint = f"export {name}=…"
+            raise ConfigError(f"submit.docker.env[{index}]", name, "isn't set where the command is given", hint=hint)
     for index, one in enumerate(docker.mounts):
         mount = Mount.parse(one, f"submit.docker.mounts[{index}]", plan.cwd)
         if not Path(mount.source).exists():
             raise ConfigError(f"submit.docker.mounts[{index}]", one, f"{mount.source} isn't there on this machine")
     if docker.network is not None:
         _check_network(docker.network)
-    _make_image(docker, run)
+    _make_image(docker, run, plan.cwd)
     _try(backend, docker, run, plan)
 
 
@@ -69,11 +72,11 @@ def _check_network(name: str) -> None:
         raise ConfigError("submit.docker.network", name, str(error), hint=hint) from error
 
 
-def _make_image(docker: DockerConfig, run: RunDir) -> None:
+def _make_image(docker: DockerConfig, run: RunDir, cwd: str) -> None:
     """Builds or pulls the image where that was asked for or it isn't here. Raises ConfigError."""
     image, hint = docker.image, BUILD_FIRST.format(image=docker.image)
     if docker.build is not None:
-        _build(docker, docker.build, run)
+        _build(docker, str(Path(cwd, docker.build)), run)
     elif docker.pull is Pull.always:
         try:
             ask("pull", "--quiet", image, seconds=None)

@@ -213,8 +213,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, **says
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     config = parse(config_text("submit=docker", "cluster.device=auto", *overrides))
     plan: Plan = replace(make_plan(config, Facts()), cwd=str(folder))
-    backend = Docker(config)
-    check_here(backend, config.submit.docker, config.submit.docker.env, RunDir(folder), plan)
+    check_here(Docker(config), config.submit.docker, RunDir(folder), plan)
 
 
 def test_a_machine_that_has_all_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +237,7 @@ def test_a_machine_that_has_all_is_not_refused(tmp_path: Path, monkeypatch: pyte
             "NVIDIA container toolkit",
         ),
         (["submit.docker.mounts=[/not/there]"], {}, "submit.docker.mounts[0]", "isn't there"),
-        (["submit.docker.env=[NOT_SET_HERE]"], {}, "submit.docker.env", "isn't set"),
+        (["submit.docker.env=[NOT_SET_HERE]"], {}, "submit.docker.env[0]", "isn't set"),
         (["submit.docker.build=."], {}, "submit.docker.build", "must be a checkout"),
     ],
 )
@@ -261,4 +260,4 @@ def test_a_machine_without_docker_is_told_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     plan = replace(make_plan(config, Facts()), cwd=str(tmp_path))
     with pytest.raises(ConfigError, match="no docker command"):
-        check_here(Docker(config), config.submit.docker, [], RunDir(tmp_path), plan)
+        check_here(Docker(config), config.submit.docker, RunDir(tmp_path), plan)
