@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SOURCES := launcher tests $(wildcard hydra_plugins benchmarks examples)
+SOURCES := launcher tests $(wildcard hydra_plugins benchmarks examples docker)
 
 .PHONY: help setup train test quick lint clean
 

@@ -41,7 +41,7 @@ def _slurm() -> str | None:
 
 
 def _docker() -> str | None:
-    """Whether an engine answers that has the image of the tests, as tests/services/engine-up makes it."""
+    """Whether an engine answers that has the image of the tests, as tests/services/docker-up makes it."""
     try:
         for asked in (["version", "--format", "{{.Server.Version}}"], ["image", "inspect", "launcher:tests"]):
             done = subprocess.run(["docker", *asked], capture_output=True, text=True, timeout=20)

@@ -1,4 +1,4 @@
-"""Runs in containers of a real Docker engine, that of tests/services/engine-up: run, stopped, killed, lost, swept."""
+"""Runs in containers of a real Docker engine, that of tests/services/docker-up: run, stopped, killed, lost, swept."""
 
 import hashlib
 import json
@@ -89,7 +89,7 @@ def test_the_image_is_this_checkout_small_and_of_the_pinned_packages() -> None:
     digest = "import hashlib, launcher, pathlib; root = pathlib.Path(launcher.__file__).parent; " + (
         "print(hashlib.sha256(b''.join(one.read_bytes() for one in sorted(root.rglob('*.py')))).hexdigest())"
     )
-    assert inside("python", "-c", digest) == sources(CHECKOUT / "launcher"), "tests/services/engine-up builds it anew"
+    assert inside("python", "-c", digest) == sources(CHECKOUT / "launcher"), "tests/services/docker-up builds it anew"
     pinned = dict(line.split("==") for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if "==" in line)
     held = dict(line.split("==") for line in inside("cat", "/opt/launcher/packages.txt").splitlines())
     assert held["torch"].endswith("+cpu")
