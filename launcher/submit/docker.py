@@ -196,7 +196,7 @@ class Docker:
         assert launch.docker is not None
         with holding(run):
             self._check_paths(run, plan)
-            check_here(self, self._docker, run, plan)
+            check_here(self, self._docker, run, plan, console)
             before, commands = launch.docker[: -plan.nodes], launch.docker[-plan.nodes :]
             names = [name_in(command) for command in commands]
             with cleared(run) as problems:

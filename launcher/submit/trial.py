@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
+from rich.console import Console
+
 from launcher import __version__
 from launcher.config.choices import Pull
 from launcher.config.docker import DockerConfig, Mount
@@ -41,7 +43,7 @@ class Trial(Protocol):
     def trial(self, run: RunDir, plan: Plan, *command: str) -> list[str]: ...
 
 
-def check_here(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan) -> None:
+def check_here(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan, console: Console) -> None:
     """That this machine can run the containers.
 
     Raises:
@@ -58,7 +60,7 @@ def check_here(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan) ->
             raise ConfigError(f"submit.docker.mounts[{index}]", one, f"{mount.source} isn't there on this machine")
     if docker.network is not None:
         _check_network(docker.network)
-    _make_image(docker, run, plan.cwd)
+    _make_image(docker, run, plan.cwd, console)
     _try(backend, docker, run, plan)
 
 
@@ -72,11 +74,11 @@ def _check_network(name: str) -> None:
         raise ConfigError("submit.docker.network", name, str(error), hint=hint) from error
 
 
-def _make_image(docker: DockerConfig, run: RunDir, cwd: str) -> None:
+def _make_image(docker: DockerConfig, run: RunDir, cwd: str, console: Console) -> None:
     """Builds or pulls the image where that was asked for or it isn't here. Raises ConfigError."""
     image, hint = docker.image, BUILD_FIRST.format(image=docker.image)
     if docker.build is not None:
-        _build(docker, str(Path(cwd, docker.build)), run)
+        _build(docker, str(Path(cwd, docker.build)), run, console)
     elif docker.pull is Pull.always:
         try:
             ask("pull", "--quiet", image, seconds=None)
@@ -95,12 +97,13 @@ def _make_image(docker: DockerConfig, run: RunDir, cwd: str) -> None:
             ) from error
 
 
-def _build(docker: DockerConfig, folder: str, run: RunDir) -> None:
+def _build(docker: DockerConfig, folder: str, run: RunDir, console: Console) -> None:
     recipe, log = Path(folder, "docker", "Dockerfile"), run.logs / "build.log"
     if not recipe.is_file():
         problem = "must be a checkout of this package: docker/Dockerfile isn't there"
         raise ConfigError("submit.docker.build", folder, problem)
     command = ["docker", "build", f"--tag={docker.image}", f"--file={recipe}", *docker.build_options, folder]
+    console.print(f"builds  {docker.image} of {folder}: see {log}", markup=False, highlight=False, soft_wrap=True)
     with writing(log), open(log, "wb") as output:
         code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode
     if code != 0:

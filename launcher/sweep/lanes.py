@@ -10,6 +10,7 @@ from threading import Lock
 from rich.console import Console
 
 from launcher.errors import ConfigError, LauncherError
+from launcher.run_dir import State
 from launcher.submit.docker import Docker
 from launcher.submit.nodes import SignalsPassedOn
 from launcher.sweep.members import Member
@@ -66,6 +67,9 @@ def run_lanes(members: Sequence[Member], console: Console, changed: Callable[[],
     with SignalsPassedOn() as signals, ThreadPoolExecutor(max(1, len(lanes))) as pool:
         for done in [pool.submit(work, lane) for lane in lanes.values()]:
             done.result()
+    for member in members:
+        if member.exit_code is None:  # told to stop before it had begun
+            member.run.write_status(state=State.planned)
 
 
 def _run(member: Member, signals: SignalsPassedOn) -> None:

@@ -136,6 +136,18 @@ def test_what_is_left_of_a_run_that_somebody_looks_after_stays(
     assert removing == ["rm --force --volumes id_ps", "network rm id_network"]
 
 
+def test_a_container_is_ended_by_its_name_and_not_by_its_command(docker: Callable[..., Path]) -> None:
+    folder = docker("cat >/dev/null")
+    with container(COMMAND, RunDir(folder), folder / "log") as node:
+        node.agent.kill()
+        assert "kill one" in asked(folder)
+        ended(folder, ExitCode=137)
+        assert isinstance(node.agent, Container)
+        assert node.agent.stdin is not None
+        node.agent.stdin.close()
+        assert node.agent.wait(20) == 137
+
+
 @pytest.fixture
 def health() -> ModuleType:
     spec = importlib.util.spec_from_file_location("health", HEALTH)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from configs import config_text
+from rich.console import Console
 
 from launcher import __version__
 from launcher.config.validate import parse
@@ -213,7 +214,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, **says
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     config = parse(config_text("submit=docker", "cluster.device=auto", *overrides))
     plan: Plan = replace(make_plan(config, Facts()), cwd=str(folder))
-    check_here(Docker(config), config.submit.docker, RunDir(folder), plan)
+    check_here(Docker(config), config.submit.docker, RunDir(folder), plan, Console(quiet=True))
 
 
 def test_a_machine_that_has_all_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,4 +261,4 @@ def test_a_machine_without_docker_is_told_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     plan = replace(make_plan(config, Facts()), cwd=str(tmp_path))
     with pytest.raises(ConfigError, match="no docker command"):
-        check_here(Docker(config), config.submit.docker, RunDir(tmp_path), plan)
+        check_here(Docker(config), config.submit.docker, RunDir(tmp_path), plan, Console(quiet=True))
