@@ -66,6 +66,11 @@ class Docker:
         """How many runs of a sweep run at a time."""
         return self._docker.parallelism
 
+    @property
+    def starts(self) -> bool:
+        """Whether the containers are started here, and not by another hand."""
+        return self._docker.start
+
     def render(self, run: RunDir, plan: Plan) -> Launch:
         self._check(plan)
         name, environment = name_of(self._config.run.name, run), self._environment(plan)
@@ -183,7 +188,7 @@ class Docker:
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         """Starts the containers and follows them to their end. Raises LauncherError before anything starts."""
         assert launch.docker is not None
-        if not self._docker.start:
+        if not self.starts:
             print_commands(launch.docker, console)
             return int(Exit.FINISHED)
         with SignalsPassedOn() as signals:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def remove_orphans() -> None:
     for path in {line.partition("\t")[0] for line in [*containers, *networks]} - busy:
         run = RunDir(Path(path))
         if not is_held(run):
-            remove(run)
+            with suppress(EngineError):  # another launcher that starts now removes it too
+                remove(run)
 
 
 @contextmanager

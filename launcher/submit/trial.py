@@ -19,6 +19,8 @@ from launcher.submit.engine import EngineError, ask, check_answers
 BUILD_FIRST = (
     "docker build --tag {image} --file docker/Dockerfile FOLDER in a checkout makes it, submit.docker.build too"
 )
+TRIED_WITHIN = 300.0
+"""Seconds that a first container may take, on a busy machine too."""
 TRY = """\
 import json, os, sys, tempfile
 said = {}
@@ -114,7 +116,7 @@ def _build(docker: DockerConfig, folder: str, run: RunDir, console: Console) -> 
 def _try(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan) -> None:
     """That a container like those of the run starts and can write. Raises LauncherError."""
     try:
-        printed = ask("run", "--rm", *backend.trial(run, plan, "-c", TRY, str(run.path)))
+        printed = ask("run", "--rm", *backend.trial(run, plan, "-c", TRY, str(run.path)), seconds=TRIED_WITHIN)
         said: dict[str, Any] = json.loads(printed.splitlines()[-1])
     except (EngineError, ValueError, IndexError) as error:
         raise _refusal(str(error), docker) from error

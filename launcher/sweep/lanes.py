@@ -30,6 +30,9 @@ def take_lanes(members: Sequence[Member]) -> None:
         problem = "all runs of a sweep have to be in containers, and to say the same"
         raise ConfigError("submit.docker.parallelism", lanes, problem)
     for member in filter(_is_docker, planned):
+        if not _docker(member).starts:
+            problem = "a sweep starts its runs itself"
+            raise ConfigError("submit.docker.start", False, problem, hint="give a command for each run")
         assert member.prepared is not None
         member.prepared = replace(member.prepared, backend=_docker(member).in_lane(member.num % lanes))
 

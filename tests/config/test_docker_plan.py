@@ -47,6 +47,8 @@ def test_a_sweep_says_once_how_many_run_at_a_time(command: Command) -> None:
     assert (many.code, "submit.docker.parallelism=2: all runs of a sweep" in many.err) == (2, True)
     mixed = command("plan", "-m", "cluster.device=cpu", "submit=docker,local", "submit.docker.parallelism=2")
     assert (mixed.code, "submit.docker.parallelism=2: all runs of a sweep" in mixed.err) == (2, True)
+    by_hand = command("plan", "-m", *CPU, "run.seed=1,2", "submit.docker.start=false")
+    assert (by_hand.code, "submit.docker.start=false: a sweep starts its runs" in by_hand.err) == (2, True)
 
 
 def test_a_run_without_an_engine_is_refused(command: Command, tmp_path: Path) -> None:

@@ -120,20 +120,21 @@ def test_a_signal_that_was_lost_is_told_again(docker: Callable[..., Path], monke
 def test_what_is_left_of_a_run_that_somebody_looks_after_stays(
     docker: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, orphan, busy = (tmp_path / name for name in ("held", "orphan", "busy"))
-    lines = f"{held}\texited\\n{orphan}\texited\\n{busy}\trunning\\n"
+    held, orphan, busy, other = (tmp_path / name for name in ("held", "orphan", "busy", "removed-by-another"))
+    lines = f"{held}\texited\\n{orphan}\texited\\n{busy}\trunning\\n{other}\texited\\n"
     (tmp_path / "docker").write_text(
         '#!/bin/sh\necho "$*" >> "$0.asked"\ncase "$*" in\n'
         f'  "ps --all --filter label=launcher.run --format"*) printf "{lines}" ;;\n'
         f'  "network ls --filter label=launcher.run --format"*) echo "{orphan}" ;;\n'
-        f'  *"label=launcher.run={orphan}") echo "id_$1" ;;\nesac\n'
+        f'  *"label=launcher.run={orphan}") echo "id_$1" ;;\n'
+        f'  *"label=launcher.run={other}") echo gone ;;\n  "rm "*gone) exit 1 ;;\nesac\n'
     )
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("launcher.submit.engine.is_held", lambda run: run.path == held)
     remove_orphans()
     removing = [one for one in asked(tmp_path) if one.startswith(("rm", "network rm"))]
-    assert removing == ["rm --force --volumes id_ps", "network rm id_network"]
+    assert sorted(removing) == ["network rm id_network", "rm --force --volumes gone", "rm --force --volumes id_ps"]
 
 
 def test_a_container_is_ended_by_its_name_and_not_by_its_command(docker: Callable[..., Path]) -> None:
