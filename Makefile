@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SOURCES := launcher tests $(wildcard hydra_plugins benchmarks examples)
-SCRIPTS := $(wildcard slurm/*.sh) slurm/train.sbatch $(wildcard tests/services/*) .ci/run
+SOURCES := launcher tests $(wildcard hydra_plugins benchmarks examples docker)
+SCRIPTS := $(wildcard slurm/*.sh) slurm/train.sbatch $(wildcard tests/services/*) docker/wheels .ci/run
 
 .PHONY: help setup train test quick lint clean
 

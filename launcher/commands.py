@@ -22,7 +22,7 @@ from launcher.config.compose import Arguments, compose, hydra_session, is_sweep,
 from launcher.drawing import draw, take_flag, timetable
 from launcher.ending import print_end
 from launcher.errors import ConfigError, Exit, LauncherError
-from launcher.plan.show import print_plan
+from launcher.plan.show import print_commands, print_plan
 from launcher.prepare import Draft, Prepared, ask_here, draft, folder, settle, short
 from launcher.run_dir import RunDir, to_json
 from launcher.submit.slurm_here import check_place, job_overrides, take_up
@@ -97,6 +97,7 @@ def plan(argv: Sequence[str]) -> int:
         print_plan(made, short(where), console)
         if made.launch.get("script_text"):
             console.print(made.launch["script_text"], markup=False, highlight=False, soft_wrap=True, end="")
+        print_commands(made.launch.get("docker") or [], console)
     if picture is not None and table is not None:
         draw(made, table, picture, console)
     if as_json:

@@ -20,7 +20,8 @@ def print_end(run: RunDir, code: int, console: Console) -> None:
         status = run.read_status()
     except LauncherError as unreadable:
         status = {"state": State.failed.value, "error": {"rank": None, "reason": str(unreadable)}}
-    if status.get("job") and status.get("exit_code") is None:
+    has_begun_elsewhere = status.get("job") or status["state"] == State.planned.value
+    if has_begun_elsewhere and status.get("exit_code") is None:
         console.print(f"folder  {short(run.path)}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"look    launcher status {shlex.quote(short(run.path))}", markup=False, highlight=False)
         return

@@ -130,6 +130,12 @@ def path_of(run: RunDir) -> Path:
     return run.path / "lock.json"
 
 
+def is_held(run: RunDir) -> bool:
+    """Whether a process has the lock of a run that isn't known to have ended."""
+    holder = _read(path_of(run))
+    return holder is not None and not holder.has_ended(Owner.this_process())
+
+
 @contextmanager
 def holding(run: RunDir, *, force: bool = False) -> Iterator[None]:
     """Holds the lock of a run while inside.

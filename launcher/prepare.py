@@ -21,10 +21,15 @@ from launcher.plan.facts import Facts, ask
 from launcher.plan.plan import Plan, make_plan
 from launcher.run_dir import RunDir
 from launcher.submit.base import Backend
+from launcher.submit.docker import Docker, variables_in
 from launcher.submit.local import Local
 from launcher.submit.slurm_here import choose_job
 
-BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {SubmitKind.local: Local, SubmitKind.slurm: choose_job}
+BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {
+    SubmitKind.local: Local,
+    SubmitKind.slurm: choose_job,
+    SubmitKind.docker: Docker,
+}
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,14 @@ def _tracker_notes(text: str) -> list[str]:
 
 
 def ask_here(drafted: Draft, pythonpath: Sequence[str], cwd: str | None = None) -> Facts:
-    """The facts of a drafted run. Of one for Slurm there are none: a login node is no place to load a model, and may
-    not even see the data. Raises LauncherError."""
-    return Facts() if drafted.config.submit.kind is SubmitKind.slurm else ask(drafted.text, pythonpath, cwd)
+    """The facts of a drafted run, where it runs here: see `asks_here`. Raises LauncherError."""
+    return ask(drafted.text, pythonpath, cwd) if asks_here(drafted.config) else Facts()
+
+
+def asks_here(config: Config) -> bool:
+    """Whether the model and the data are asked where the command is given. A login node of Slurm is no place to load a
+    model, and may not even see the data; those of a container are the image's."""
+    return config.submit.kind is SubmitKind.local
 
 
 def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str], cwd: str | None = None) -> Prepared:
@@ -136,7 +146,10 @@ def settle(drafted: Draft, facts: Facts, pythonpath: Sequence[str], cwd: str | N
     """
     made = make_plan(drafted.config, facts)
     made = replace(made, cwd=cwd or os.getcwd(), pythonpath=list(pythonpath), notes=[*made.notes, *drafted.notes])
-    return Prepared(drafted.text, made, BACKENDS[drafted.config.submit.kind](drafted.config))
+    backend = BACKENDS[drafted.config.submit.kind](drafted.config)
+    if isinstance(backend, Docker):
+        backend = backend.with_variables(variables_in(drafted.text))
+    return Prepared(drafted.text, made, backend)
 
 
 def short(path: Path) -> str:

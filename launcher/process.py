@@ -4,11 +4,16 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 PARENT = "LAUNCHER_PARENT_PID"
 """The environment variable in which a process tells its children who they end with."""
+
+LIFELINE = "LAUNCHER_LIFELINE"
+"""The one that tells a node in a container that its standard input ends with the process that looks after it, which
+holds the run's folder too."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a run to stop: a user's Ctrl-C, a scheduler, a terminal that closes."""
@@ -28,6 +33,18 @@ def end_with_parent(end: signal.Signals) -> None:
     if expected is not None and os.getppid() != int(expected):
         os.kill(os.getpid(), end)
     os.environ[PARENT] = str(os.getpid())
+
+
+def end_with_input(end: signal.Signals) -> None:
+    """Sends this process `end` when its standard input ends, from a thread of its own."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), end)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 def children(process: int) -> list[int]:

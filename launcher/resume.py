@@ -27,6 +27,7 @@ from launcher.plan.targets import spent
 from launcher.prepare import Draft, Prepared, ask_here, config_digest, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together, writing
 from launcher.slurm_job import around, look_up
+from launcher.submit.engine import running
 
 EPILOG = """\
 The run goes on in its own folder, with its own configuration. Overrides may
@@ -192,8 +193,16 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
 
 
 def refuse_job(run: RunDir) -> None:
-    """That no job of a scheduler has the run. Raises LauncherError."""
-    name = (run.read_status().get("job") or {}).get("id") if run.status.exists() else None
+    """That no job of a scheduler and no container has the run. Raises LauncherError."""
+    status = run.read_status() if run.status.exists() else {}
+    left = running(status.get("containers") or [])
+    if left:
+        names = " ".join(left)
+        raise LauncherError(
+            f"{short(run.path)}: still running in {names}, which stops when its launcher has ended; to wait for it: "
+            f"docker wait {names}"
+        )
+    name = (status.get("job") or {}).get("id")
     job = None if name is None else look_up(str(name))
     if job is not None and not job.has_ended and job.id != around():
         raise LauncherError(f"{short(run.path)}: job {job.id} of this run is {job.state}; scancel {job.id} ends it")

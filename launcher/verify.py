@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.commands import parse_arguments, prepare_one
-from launcher.config.choices import SubmitKind
 from launcher.config.compose import hydra_session
+from launcher.config.validate import parse
 from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.plan.plan import Plan
 from launcher.prepare import Prepared
@@ -33,7 +33,8 @@ def verify(argv: Sequence[str]) -> int:
     with hydra_session(arguments) as hydra:
         prepared = prepare_one(hydra, arguments)
     if not isinstance(prepared.backend, Local):
-        raise ConfigError("submit", SubmitKind.local, "verify runs on this machine", hint="submit=local")
+        kind = parse(prepared.text).submit.kind
+        raise ConfigError("submit", kind, "verify runs on this machine, by itself", hint="submit=local")
     half = prepared.plan.facts.get("half_parameters")
     if half:
         problem = f"its parameters are {', '.join(half)}, whose rounding hides what verify looks for"

@@ -40,9 +40,21 @@ def _slurm() -> str | None:
     return None if names == [TEST_CLUSTER] else f"the cluster here is {names}, and not one for tests"
 
 
+def _docker() -> str | None:
+    """Whether an engine answers that has the image of the tests, as tests/services/docker-up makes it."""
+    try:
+        for asked in (["version", "--format", "{{.Server.Version}}"], ["image", "inspect", "launcher:tests"]):
+            done = subprocess.run(["docker", *asked], capture_output=True, text=True, timeout=20)
+            if done.returncode != 0:
+                return (done.stderr.strip() or f"docker {asked[0]} ended with {done.returncode}").splitlines()[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None
+
+
 TEST_CLUSTER = "launchertests"
 
-SERVICES: dict[str, Probe] = {"mount": _mount, "slurm": _slurm}
+SERVICES: dict[str, Probe] = {"docker": _docker, "mount": _mount, "slurm": _slurm}
 """Services that tests can need, by name: each a probe that says what is missing, or None."""
 
 

@@ -160,6 +160,15 @@ class SubmitKind(Enum):
 
     local = "local"
     slurm = "slurm"
+    docker = "docker"
+
+
+class Pull(Enum):
+    """When an image is pulled."""
+
+    missing = "missing"
+    always = "always"
+    never = "never"
 
 
 class SlurmAgent(Enum):

@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.errors import ConfigError
 
 _NO_TEXT = (IntegerNode, FloatNode, BooleanNode, EnumNode)
-_PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
+PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
+"""Keys whose value is a path."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """What stands for ``${`` and ``}`` of an interpolation that is left to the ranks: no character of anyone's text."""
@@ -192,7 +193,7 @@ def _absolute_paths(parent: Any, name: Any) -> None:
             _absolute_paths(child, key)
         return
     value = child._value() if child is not None else None
-    names_a_path = isinstance(name, str) and (_PATH_NAMES.search(name) or name == "model_weights")
+    names_a_path = isinstance(name, str) and (PATH_NAMES.search(name) or name == "model_weights")
     if (
         names_a_path
         and isinstance(value, str)

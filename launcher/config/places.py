@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from launcher.config.choices import ContainerRuntime, Device, SlurmAgent, SubmitKind
+from launcher.config.docker import DockerConfig
 
 
 @dataclass
@@ -82,6 +83,8 @@ class SubmitConfig:
     kind: SubmitKind = MISSING
     """Where the ranks start."""
     wait: bool = False
-    """Under submit=slurm follow the job to its end. submit=local always does."""
+    """Under submit=slurm follow the job to its end. submit=local and submit=docker always do."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """The job of submit=slurm: options of its own and Slurm's."""
+    docker: DockerConfig = field(default_factory=DockerConfig)
+    """The containers of submit=docker: one a node, on this machine."""

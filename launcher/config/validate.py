@@ -23,6 +23,7 @@ from launcher.config.check_slurm import check_submit
 from launcher.config.choices import BatchNormPatch
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
+from launcher.config.docker import check_docker
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig
 from launcher.config.targets import check_targets
@@ -162,6 +163,8 @@ def _check_numbers(config: Config) -> None:
     check_targets(config.targets, is_validated=config.data.validation is not None)
     _check_patches(config.model_patches)
     check_submit(config)
+    stop_within = seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
+    check_docker(config.submit.docker, stop_within)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")

@@ -1,11 +1,13 @@
 """How many ranks there are and how they are arranged."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.config.choices import Device, StrategyName, SubmitKind
+from launcher.config.docker import ALL, DockerConfig
 from launcher.config.parallel import MeshConfig
 from launcher.config.places import ClusterConfig, SubmitConfig
 from launcher.errors import ConfigError
@@ -62,6 +64,12 @@ def visible_gpus() -> int:
     return min(found, len([one for one in chosen.split(",") if one.strip() not in ("", "-1")]))
 
 
+def gpu_names(count: int) -> list[str]:
+    """What the first `count` GPUs of this machine are called: numbers, or what CUDA_VISIBLE_DEVICES has."""
+    chosen = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return chosen[:count] if len(chosen) >= count else [str(one) for one in range(count)]
+
+
 def asked_nodes(cluster: ClusterConfig, submit: SubmitConfig) -> int:
     """The nodes that a run is asked to have, by either of the two keys for that.
 
@@ -86,10 +94,32 @@ def least_nodes(cluster: ClusterConfig, submit: SubmitConfig) -> int:
     return least or nodes
 
 
+def gpus_of_container(docker: DockerConfig, nodes: int) -> int:
+    """The GPUs of each container. Those of this machine are shared out among all that run at a time.
+
+    Raises:
+        ConfigError: there aren't so many.
+    """
+    if docker.gpus is None:
+        return 0
+    here, containers = visible_gpus(), nodes * docker.parallelism
+    each: int = here // containers if docker.gpus == ALL else docker.gpus
+    if (docker.gpus == ALL and not each) or (here and each * containers > here):
+        problem = f"this machine has {here} GPUs, and {containers} containers run at a time"
+        raise ConfigError("submit.docker.gpus", docker.gpus, problem, hint="fewer, or null: on CPU")
+    return each
+
+
 def _gpus_and_cores(
-    submit: SubmitConfig, device: Device, asked: object, cuda_devices: int | None
+    submit: SubmitConfig, device: Device, asked: object, cuda_devices: int | None, nodes: int
 ) -> tuple[int, int | None]:
-    """Those of a node: of this one, or of what Slurm is asked for, where cores may be left to it (None)."""
+    """Those of a node: of this one, of a container, or of what Slurm is asked for, where cores may be left to it
+    (None)."""
+    if submit.kind is SubmitKind.docker:
+        gpus = gpus_of_container(submit.docker, nodes)
+        if device is Device.cuda and not gpus:
+            raise ConfigError("cluster.device", "cuda", "no GPUs are asked for", hint="submit.docker.gpus=all")
+        return gpus, math.ceil(submit.docker.cpus or available_cores())
     if submit.kind is not SubmitKind.slurm:
         return visible_gpus() if cuda_devices is None else cuda_devices, available_cores()
     slurm = submit.slurm
@@ -113,7 +143,7 @@ def solve_world(
     """
     least_nodes(cluster, submit)
     nodes = asked_nodes(cluster, submit)
-    gpus, cores = _gpus_and_cores(submit, cluster.device, cluster.ranks_per_node, cuda_devices)
+    gpus, cores = _gpus_and_cores(submit, cluster.device, cluster.ranks_per_node, cuda_devices, nodes)
     device = cluster.device
     if device is Device.auto:
         device = Device.cuda if gpus else Device.cpu

@@ -1,6 +1,7 @@
 """The plan as people read it."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -55,7 +56,8 @@ def _rows(plan: Plan, where: str) -> list[tuple[str, str]]:
     rows.append(("reductions a window", _reductions(plan)))
     rows += [("target", one) for one in plan.targets]
     rows.append(("folder", where))
-    rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
+    if not plan.launch.get("docker"):  # which are too long for a table
+        rows += [("command", shlex.join(argv)) for argv in plan.launch.get("argv", [])]
     return rows
 
 
@@ -155,6 +157,12 @@ def _rate_lines(plan: Plan, most: int = 12) -> list[str]:
         )
         table = [table[i] for i in chosen if i < len(table)]
     return [f"after {int(applied):>6} updates: {rate:.6g}" for applied, rate in table]
+
+
+def print_commands(commands: Sequence[list[str]], console: Console) -> None:
+    """Prints commands as they can be given, a line each."""
+    for command in commands:
+        console.print(shlex.join(command), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_plan(plan: Plan, where: str, console: Console) -> None:

@@ -12,7 +12,7 @@ from launcher.config.choices import SubmitKind
 from launcher.config.compose import Arguments, compose_member, make_importable
 from launcher.errors import Exit, LauncherError
 from launcher.plan.facts import Facts, ask_all
-from launcher.prepare import Draft, Prepared, draft, folder, settle
+from launcher.prepare import Draft, Prepared, asks_here, draft, folder, settle
 from launcher.run_dir import RunDir, State
 
 FOLDER = ("hydra.sweep.dir", "hydra.sweep.subdir")
@@ -140,7 +140,7 @@ def plan_members(
             problems[member.num] = error
     if drafts and (keep_going or not problems):
         pythonpath = make_importable(arguments)
-        here = {num: one for num, one in drafts.items() if one.config.submit.kind is not SubmitKind.slurm}
+        here = {num: one for num, one in drafts.items() if asks_here(one.config)}
         answers = dict(zip(here, ask_all([one.text for one in here.values()], pythonpath) if here else [], strict=True))
         for num in drafts:
             facts = answers.get(num, Facts())

@@ -27,6 +27,7 @@ from launcher.report.show import print_verdict
 from launcher.report.write import HTML, write_report
 from launcher.run_dir import State, to_json
 from launcher.sweep.array import check_array, submit_array, submit_report, wait_for
+from launcher.sweep.lanes import num_lanes, run_lanes, take_lanes
 from launcher.sweep.members import FOLDER, Member, plan_members
 from launcher.sweep.mistakes import Over, sweeper_mistakes
 from launcher.sweep.record import RESUME, Record, SweepFolder
@@ -96,6 +97,7 @@ class Sweep:
             place=None if self._record is None else self._record.place,
         )
         check_array(made)
+        take_lanes(made)
         if self._record is not None:
             self._record.check(made)
             for member in made:
@@ -204,11 +206,14 @@ class Sweep:
         if any(member.is_queued for member in members):
             self._queue(members, can_wait=is_planned)
             return [self._returned(member, is_planned=is_planned) for member in members]
+        together = num_lanes(members) > 1
+        if together:
+            self._run_together(members)
         returns = []
         for member in members:
             if self._signals.first is not None:
                 raise Over
-            if member.is_left and member.prepared is not None:
+            if member.is_left and member.prepared is not None and not together:
                 self._start(member)
             returns.append(self._returned(member, is_planned=is_planned))
         if self._signals.first is not None:
@@ -243,6 +248,14 @@ class Sweep:
         else:
             submit_report(array, self._folder, self._console)
             self._reports_later = True
+
+    def _run_together(self, members: Sequence[Member]) -> None:
+        """Runs what is left of a batch in containers, several at a time."""
+        left = [one for one in members if one.is_left and one.prepared is not None]
+        for member in left:
+            member.begin()
+            self._in_hydra(member, partial(make_ready, member, self._arguments, self._console))
+        run_lanes([one for one in left if one.reason is None], self._console, self._write)
 
     def _start(self, member: Member) -> None:
         """Runs one member to its end, and records what became of it."""

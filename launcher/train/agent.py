@@ -12,7 +12,7 @@ from types import FrameType
 from launcher.errors import LauncherError
 from launcher.lock import holding
 from launcher.outcome import RENDEZVOUS, SCRATCH, discard, of_stop, record
-from launcher.process import STOP_SIGNALS, end_with_parent
+from launcher.process import LIFELINE, STOP_SIGNALS, end_with_input, end_with_parent
 from launcher.run_dir import RunDir
 
 
@@ -46,13 +46,16 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     stop_on_signals(RunDir(arguments.run_dir), arguments.node)  # before torch is imported, which takes seconds
     end_with_parent(signal.SIGTERM)
+    is_looked_after = os.environ.pop(LIFELINE, "") != ""
+    if is_looked_after:
+        end_with_input(signal.SIGTERM)
 
     if not (arguments.run_dir / "plan.json").is_file():
         parser.error(f"{arguments.run_dir}: no run here; launcher train makes one")
 
     try:
-        # the first node holds the folder for all
-        with nullcontext() if arguments.node else holding(RunDir(arguments.run_dir)):
+        # the first node holds the folder for all, unless who has started it does
+        with nullcontext() if arguments.node or is_looked_after else holding(RunDir(arguments.run_dir)):
             from launcher.train.elastic import run_node
             from launcher.train.meeting import Meeting
 

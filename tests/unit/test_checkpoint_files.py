@@ -4,6 +4,7 @@ import os
 import pickle
 import resource
 import shutil
+from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,19 @@ def test_loading_executes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch, 
     (one.path / ".metadata").write_bytes(b"ctorch.distributed.checkpoint.metadata\nos\n.")
     with pytest.raises(LauncherError, match="no business"):
         planner.Contents(one.path)
+    # a part of a class that isn't a choice
+    (one.path / ".metadata").write_bytes(b"cbuiltins\ngetattr\n(ctorch\nSize\nVmro\ntR.")
+    with pytest.raises(LauncherError, match="only choices are asked"):
+        planner.Contents(one.path)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_written_by_an_early_python_3_11_is_read(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as early:
+        early.setattr(Enum, "__reduce_ex__", lambda self, _protocol: (getattr, (self.__class__, self._name_)))
+        one = save(run, 1)
+    assert b"getattr" in (one.path / ".metadata").read_bytes()
+    assert planner.Contents(one.path).tensors["w"][0] == (5, 3)
 
 
 def test_another_shape_and_a_missing_tensor_are_named(run: RunDir) -> None:

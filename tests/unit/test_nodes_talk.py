@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from launcher.errors import Exit, LauncherError
-from launcher.submit import local
-from launcher.submit.local import Meets
+from launcher.submit import nodes as followed
+from launcher.submit.nodes import Meets
 from launcher.train import elastic, meeting, nodes
 from launcher.train.failures import Failure
 from launcher.train.meeting import Handler, Meeting
@@ -156,14 +156,14 @@ class Agent:
 
 def test_agents_that_can_not_meet_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(local.time, "monotonic", lambda: now)
+    monkeypatch.setattr(followed.time, "monotonic", lambda: now)
     agents = [Agent(), Agent(), Agent()]
     meets = Meets(agents, 2)  # type: ignore[arg-type]
     agents[1].code = -9
     assert meets.can()
     agents[2].code = 143
     assert meets.can()
-    now += local.TOO_FEW_FOR - 1
+    now += followed.TOO_FEW_FOR - 1
     assert meets.can()
     now += 2
     assert not meets.can()

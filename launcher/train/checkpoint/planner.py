@@ -4,6 +4,7 @@ import io
 import pickle
 from collections import defaultdict
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,13 @@ class _Reader(FileSystemReader):
         return metadata
 
 
+def _member(kind: Any, name: str) -> Enum:
+    """The member of a choice, which Python 3.11.0 to 3.11.3 writes as ``getattr(choice, name)``."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"it asks {kind!r} for {name}, and only choices are asked")
+    return kind[name]
+
+
 class _Names(pickle.Unpickler):
     """Finds the classes that such a list is made of, and nothing else."""
 
@@ -189,6 +197,8 @@ class _Names(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) in self._OTHERS:
             return super().find_class(module, name)
         if module == self._FOUND_IN and "." not in name:

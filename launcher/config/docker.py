@@ -1,0 +1,144 @@
+"""The schema of containers, and what can't be right in it."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.config.choices import Pull
+from launcher.config.times import seconds
+from launcher.errors import ConfigError
+
+_SIZE = re.compile(r"([0-9]+)([bkmg]?)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+ALL = "all"
+"""Every GPU of the machine, as a value of submit.docker.gpus."""
+
+
+@dataclass
+class DockerConfig:
+    image: str = "launcher"
+    """The image that the ranks run in. It has to hold this package: docker/Dockerfile makes one."""
+    build: str | None = None
+    """A checkout of this package that the image is built of before the run; null: it is there, or is pulled."""
+    build_options: list[str] = field(default_factory=list)
+    """Further options of `docker build`, as in `[--build-arg=TORCH=cpu]`."""
+    pull: Pull = Pull.missing
+    """When the image is pulled: missing (where it isn't here), always, never."""
+    gpus: Any = None
+    """GPUs of a container: a number; all: those of this machine, divided among the containers that run at a time;
+    null: none."""
+    cpus: float | None = None
+    """Cores of a container; null, here and below: the option isn't given, and Docker's default holds."""
+    memory: str | None = None
+    """Memory of a container, as in `16g`. Ranks that ask for more are killed."""
+    shm_size: str | None = None
+    """Shared memory of a container, in which loader workers hand over what they have read, as in `2g`; null: 64 MiB
+    and 256 MiB more for each worker."""
+    ipc: str | None = None
+    """Docker's --ipc, as in `host`: the machine's shared memory, instead of shm_size."""
+    ulimits: list[str] = field(default_factory=list)
+    """Limits, as in `[memlock=-1, stack=67108864]`."""
+    network: str | None = None
+    """The network that containers are in; null: none with one node, with several one of the run's own that leads
+    nowhere else. `bridge` leads outside; several nodes need a network of yours in which names are found."""
+    mounts: list[str] = field(default_factory=list)
+    """Folders and files of this machine that containers see, as in `[/data, /scratch:rw, /mnt/a:/data/b]`: read-only
+    unless `:rw` follows. The run's folder is there writable, the current folder and --config-dir are read-only."""
+    user: str | None = None
+    """Who the ranks are, as UID:GID; null: who gives the command, whose the run's files are then."""
+    env: list[str] = field(default_factory=list)
+    """Names of environment variables that containers get with the value that they have where the command is given, as
+    in `[WANDB_API_KEY]`. Values are written nowhere."""
+    read_only: bool = True
+    """Whether a container can write nothing but the run's folder, what `:rw` mounts, and /tmp, which is its home and
+    lies in memory."""
+    stop_timeout: Any = None
+    """How long `docker stop` waits for a run to save before it kills it, as a time of at least checkpoint.stop_within;
+    null: that and 30 seconds."""
+    parallelism: int = 1
+    """How many runs of a sweep run at a time; the machine's GPUs and cores are divided among them."""
+    start: bool = True
+    """false: the run's folder is made and the commands are printed, for compose or another hand to start."""
+    options: list[str] = field(default_factory=list)
+    """Further options of `docker run`, a word each, as in `[--device=/dev/infiniband]`."""
+
+
+def bytes_of(value: str, key: str) -> int:
+    """The bytes of a size as Docker reads it, such as `512m`. Raises ConfigError."""
+    form = _SIZE.fullmatch(value.strip())
+    if form is None or not int(form[1]):
+        raise ConfigError(key, value, "is no size", hint="a size is a whole number and b, k, m or g, as in 512m or 2g")
+    return int(form[1]) * _UNITS[form[2].lower()]
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or a file of this machine in a container."""
+
+    source: str
+    target: str
+    is_writable: bool = False
+
+    @classmethod
+    def parse(cls, text: str, key: str, cwd: str = "/") -> "Mount":
+        """Of ``SOURCE[:TARGET][:rw|:ro]``; a relative source lies in the folder `cwd`. Raises ConfigError."""
+        *parts, last = text.split(":")
+        mode = last if parts and last in ("rw", "ro") else "ro"
+        if not (parts and last in ("rw", "ro")):
+            parts.append(last)
+        source = os.path.normpath(Path(cwd, Path(parts[0]).expanduser())) if parts[0] else ""
+        target = parts[1] if len(parts) == 2 else source
+        if len(parts) > 2 or not source or not target.startswith("/"):
+            hint = "/data, /data:rw, /mnt/a:/data or /mnt/a:/data:rw"
+            raise ConfigError(key, text, "must be SOURCE, or SOURCE:TARGET with an absolute TARGET", hint=hint)
+        return cls(source, target, mode == "rw")
+
+
+def check_docker(docker: DockerConfig, stop_within: float) -> None:
+    """That the section can be right. `stop_within`: checkpoint.stop_within in seconds.
+
+    Raises:
+        ConfigError: which key can't, and what would.
+    """
+    _check_resources(docker)
+    for index, one in enumerate(docker.mounts):
+        Mount.parse(one, f"submit.docker.mounts[{index}]")
+    for index, one in enumerate(docker.env):
+        if not _NAME.fullmatch(one):
+            hint = "export it where the command is given: a value on a command line can be read by all"
+            raise ConfigError(f"submit.docker.env[{index}]", one, "must be the name of a variable", hint=hint)
+    for index, one in enumerate(docker.ulimits):
+        if not re.fullmatch(r"\w+=-?\d+(:-?\d+)?", one):
+            raise ConfigError(f"submit.docker.ulimits[{index}]", one, "must be NAME=SOFT or NAME=SOFT:HARD")
+    if docker.user is not None and not re.fullmatch(r"\d+(:\d+)?", docker.user):
+        raise ConfigError("submit.docker.user", docker.user, "must be UID or UID:GID, in numbers")
+    if docker.build is None and docker.build_options:
+        problem = "has no effect: submit.docker.build is null"
+        raise ConfigError("submit.docker.build_options", docker.build_options, problem, hint="submit.docker.build=.")
+    if docker.stop_timeout is not None:
+        given = seconds(docker.stop_timeout, "submit.docker.stop_timeout")
+        if given < stop_within:
+            problem = f"is shorter than checkpoint.stop_within, {stop_within:g} s: a save would be cut"
+            raise ConfigError("submit.docker.stop_timeout", docker.stop_timeout, problem)
+    if not docker.image or docker.image.startswith("-"):
+        raise ConfigError("submit.docker.image", docker.image, "must name an image")
+
+
+def _check_resources(docker: DockerConfig) -> None:
+    gpus = docker.gpus
+    is_count = isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 0
+    if gpus is not None and gpus != ALL and not is_count:
+        raise ConfigError("submit.docker.gpus", gpus, "must be a whole number of at least 0, all, or null")
+    if docker.cpus is not None and not 0 < docker.cpus < float("inf"):
+        raise ConfigError("submit.docker.cpus", docker.cpus, "must be a number above 0, or null")
+    if docker.parallelism < 1:
+        raise ConfigError("submit.docker.parallelism", docker.parallelism, "must be at least 1")
+    for name in ("memory", "shm_size"):
+        value = getattr(docker, name)
+        if value is not None:
+            bytes_of(value, f"submit.docker.{name}")
+    if docker.ipc is not None and docker.shm_size is not None:
+        raise ConfigError("submit.docker.ipc", docker.ipc, "stands beside shm_size: give one of them")
