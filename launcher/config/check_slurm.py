@@ -1,9 +1,10 @@
-"""What can't be right in the keys of a job of Slurm."""
+"""What can't be right in the keys of a job of Slurm, and which keys of other places have no effect."""
 
 import re
 from dataclasses import fields
 
 from launcher.config.choices import ContainerRuntime, SlurmAgent, SubmitKind
+from launcher.config.docker import DockerConfig
 from launcher.config.places import ClusterConfig, SlurmConfig
 from launcher.config.schema import Config
 from launcher.config.times import seconds
@@ -14,9 +15,11 @@ KEY = "submit.slurm"
 
 def check_submit(config: Config) -> None:
     """Raises ConfigError for the first key that can't be right, or has no effect."""
-    slurm = config.submit.slurm
-    if config.submit.kind is not SubmitKind.slurm:
-        _check_unused(config.submit.kind, slurm)
+    slurm, kind = config.submit.slurm, config.submit.kind
+    for other in (SubmitKind.slurm, SubmitKind.docker):
+        if other is not kind:
+            _check_unused(kind, other, getattr(config.submit, other.name))
+    if kind is not SubmitKind.slurm:
         return
     if slurm.signal_before is not None:
         seconds(slurm.signal_before, f"{KEY}.signal_before")
@@ -34,13 +37,13 @@ def check_submit(config: Config) -> None:
         _check_without_agent(config)
 
 
-def _check_unused(kind: SubmitKind, slurm: SlurmConfig) -> None:
-    unused = SlurmConfig()
-    for one in fields(slurm):
-        value = getattr(slurm, one.name)
+def _check_unused(kind: SubmitKind, other: SubmitKind, section: SlurmConfig | DockerConfig) -> None:
+    unused = type(section)()
+    for one in fields(section):
+        value = getattr(section, one.name)
         if value != getattr(unused, one.name):
-            problem = f"has no effect: submit is {kind.name}"
-            raise ConfigError(f"{KEY}.{one.name}", value, problem, hint="submit=slurm, or leave it out")
+            problem, hint = f"has no effect: submit is {kind.name}", f"submit={other.name}, or leave it out"
+            raise ConfigError(f"submit.{other.name}.{one.name}", value, problem, hint=hint)
 
 
 def _check_container(slurm: SlurmConfig) -> None:

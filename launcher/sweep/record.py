@@ -134,6 +134,8 @@ class Record:
             if before.get(key) != one and (_makes_members(before.get(key)) or _makes_members(one))
         ]
         self.refuse(found)
+        if "submit" in now:  # a job's own keys say nothing of another place
+            before = {key: one for key, one in before.items() if not key.startswith("submit.")}
         return Arguments([*(before | now).values()], given.config_name, given.config_dir)
 
     def check(self, members: Sequence[Member]) -> None:

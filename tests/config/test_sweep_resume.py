@@ -246,6 +246,20 @@ def test_a_sweep_started_elsewhere_says_where(command, monkeypatch):
     assert f"the sweep was started in {started}: give the command there" in answer.err
 
 
+def test_a_sweep_of_a_scheduler_goes_on_here(command, ends):
+    ends |= {1: 75}
+    assert swept(command).code == 75
+    record = Path("sweep", "sweep.json")
+    said = json.loads(record.read_text())
+    said["command"]["overrides"] += ["submit=slurm", "submit.slurm.partition=low"]
+    record.write_text(json.dumps(said))
+    ends.clear()
+    STARTED.clear()
+    answer = command("train", "-m", "sweep.resume=sweep", "submit=local")
+    assert answer.code == 0, answer.err
+    assert [num for num, _ in STARTED] == [1]
+
+
 def test_a_prepared_sweep_goes_on_too(command, ends):
     ends |= {2: 75}
     fewer = ("batch.global_batch_size=32,64", "run.seed=0,1")

@@ -262,3 +262,13 @@ def test_a_machine_without_docker_is_told_so(tmp_path: Path, monkeypatch: pytest
     plan = replace(make_plan(config, Facts()), cwd=str(tmp_path))
     with pytest.raises(ConfigError, match="no docker command"):
         check_here(Docker(config), config.submit.docker, RunDir(tmp_path), plan, Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("submit", "key"),
+    [("local", "submit.docker.image"), ("slurm", "submit.docker.image"), ("docker", "submit.slurm.qos")],
+)
+def test_keys_of_another_place_are_refused(submit: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no effect: submit is {submit}") as error:
+        config_text(f"submit={submit}", f"{key}=mine")
+    assert error.value.key == key
