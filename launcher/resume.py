@@ -27,7 +27,7 @@ from launcher.plan.targets import spent
 from launcher.prepare import Draft, Prepared, ask_here, config_digest, draft_of, settle, short
 from launcher.run_dir import RunDir, State, to_json, write_together, writing
 from launcher.slurm_job import around, look_up
-from launcher.submit.engine import running
+from launcher.submit.engine import refuse_running
 
 EPILOG = """\
 The run goes on in its own folder, with its own configuration. Overrides may
@@ -195,13 +195,7 @@ def _accept(run: RunDir, drafted: Draft, folders: Sequence[str], wish: Wish) -> 
 def refuse_job(run: RunDir) -> None:
     """That no job of a scheduler and no container has the run. Raises LauncherError."""
     status = run.read_status() if run.status.exists() else {}
-    left = running(status.get("containers") or [])
-    if left:
-        names = " ".join(left)
-        raise LauncherError(
-            f"{short(run.path)}: still running in {names}, which stops when its launcher has ended; to wait for it: "
-            f"docker wait {names}"
-        )
+    refuse_running(run, status)
     name = (status.get("job") or {}).get("id")
     job = None if name is None else look_up(str(name))
     if job is not None and not job.has_ended and job.id != around():

@@ -135,7 +135,7 @@ def compose(hydra: Hydra, arguments: Arguments, *, run_mode: RunMode = RunMode.R
 
     `run_mode`: that of a sweep composes what its runs have in common, without the keys that are swept.
     """
-    with _mistakes_explained(hydra, arguments, arguments.overrides):
+    with mistakes_explained(hydra, arguments, arguments.overrides):
         config = hydra.compose_config(
             config_name=arguments.config_name,
             overrides=list(arguments.overrides),
@@ -147,29 +147,15 @@ def compose(hydra: Hydra, arguments: Arguments, *, run_mode: RunMode = RunMode.R
     return config
 
 
-def compose_member(
-    hydra: Hydra, arguments: Arguments, sweep: DictConfig, overrides: Sequence[str], num: int
-) -> DictConfig:
-    """The composed configuration of run `num` of the composed `sweep`. Raises LauncherError for a user's mistake.
-
-    Its folder lies in the sweep's, also where a key that the sweep's folder is named after is swept.
-    """
-    with _mistakes_explained(hydra, arguments, overrides):
-        config = hydra.config_loader.load_sweep_config(sweep, list(overrides))
-    with open_dict(config.hydra):
-        config.hydra.job.num = num
-        config.hydra.job.id = str(num)
-        config.hydra.sweep.dir = sweep.hydra.sweep.dir
-    return config
-
-
 def is_sweep(hydra: Hydra, arguments: Arguments) -> bool:
     """Whether the configuration itself asks for a sweep (``hydra.mode=MULTIRUN``)."""
     return bool(hydra.get_mode(arguments.config_name, list(arguments.overrides)) is RunMode.MULTIRUN)
 
 
 @contextmanager
-def _mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[str]) -> Iterator[None]:
+def mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[str]) -> Iterator[None]:
+    """While inside, what Hydra and OmegaConf say of a user's mistake leaves as LauncherError with one message."""
+
     def known_keys(kept: Sequence[str]) -> DictConfig:
         return hydra.config_loader.load_configuration(
             config_name=arguments.config_name, overrides=list(kept), run_mode=RunMode.RUN

@@ -1,5 +1,7 @@
 """From what Hydra composed to what the launcher works with: strict, resolved, frozen."""
 
+import copy
+import functools
 import math
 import re
 from dataclasses import asdict, fields
@@ -253,7 +255,7 @@ def read(text: str) -> DictConfig:
         LauncherError: a key that this version doesn't have, or a value of another type.
     """
     register()
-    schema = OmegaConf.create({**SECTIONS, "model_weights": None})
+    schema = copy.deepcopy(_schema())
     try:
         raw = OmegaConf.create(text)
         decays = {decay().name: decay for decay in DECAYS}
@@ -261,6 +263,11 @@ def read(text: str) -> DictConfig:
         return cast(DictConfig, OmegaConf.merge(schema, raw))
     except (OmegaConfBaseException, YAMLError, KeyError, AttributeError) as error:
         raise LauncherError(f"config.yaml can't be read: {str(error).splitlines()[0]}") from error
+
+
+@functools.cache
+def _schema() -> DictConfig:
+    return OmegaConf.create({**SECTIONS, "model_weights": None})
 
 
 def load(path: Path) -> Config:

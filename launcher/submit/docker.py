@@ -7,6 +7,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from launcher.config.docker import Mount, bytes_of
 from launcher.config.freeze import PATH_NAMES
 from launcher.config.schema import Config
 from launcher.config.times import seconds
-from launcher.errors import ConfigError, Exit
+from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.lock import holding
 from launcher.outcome import RENDEZVOUS
 from launcher.plan.mesh import available_cores, gpu_names, gpus_of_container, least_nodes
@@ -214,6 +215,9 @@ class Docker:
                 )
             for one in problems:
                 console.print(one, markup=False, highlight=False, soft_wrap=True)
+            if not problems:
+                with suppress(LauncherError):
+                    run.write_status(state=State(run.read_status()["state"]), containers=[])
         return code
 
 

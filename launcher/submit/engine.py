@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from launcher.run_dir import RunDir
 
 LABEL = "launcher.run"
 """Of every container and network: the folder of the run that it belongs to."""
+SILENT_AFTER = 60.0
+"""Seconds without a heartbeat after which containers that nobody can be asked of are taken to be gone."""
 ANSWER_WITHIN = 60.0
 """Seconds that an answer of the engine is waited for."""
 
@@ -76,9 +79,26 @@ def state_of(container: str) -> dict[str, Any] | None:
     return said
 
 
-def running(containers: Sequence[str]) -> list[str]:
-    """Those of them that run; none where the engine doesn't answer."""
-    return [one for one in containers if (state_of(one) or {}).get("Running")]
+def refuse_running(run: RunDir, status: dict[str, Any]) -> None:
+    """That no container of a run lives on. `status`: what the run's says.
+
+    Raises:
+        LauncherError: one does; or, where the engine doesn't answer, it may.
+    """
+    names: list[str] = status.get("containers") or []
+    if not names:
+        return
+    if answers():
+        left = " ".join(one for one in names if (state_of(one) or {}).get("Running"))
+        if left:
+            problem = "which stops when its launcher has ended; to wait for it"
+            raise LauncherError(f"{run.path}: still running in {left}, {problem}: docker wait {left}")
+        return
+    age = time.time() - float(status.get("heartbeat") or 0)
+    if age < SILENT_AFTER:
+        problem = "its containers may live on, and the Docker engine doesn't answer"
+        hint = f"start it, or wait: after {SILENT_AFTER:.0f} s without a sign of life (now {age:.0f} s) the run goes on"
+        raise LauncherError(f"{run.path}: {problem}\n  {hint}")
 
 
 def remove(run: RunDir) -> None:

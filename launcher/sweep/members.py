@@ -9,7 +9,8 @@ from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig
 
 from launcher.config.choices import SubmitKind
-from launcher.config.compose import Arguments, compose_member, make_importable
+from launcher.config.compose import Arguments, make_importable
+from launcher.config.compose_members import MemberConfigs
 from launcher.errors import Exit, LauncherError
 from launcher.plan.facts import Facts, ask_all
 from launcher.prepare import Draft, Prepared, asks_here, draft, folder, settle
@@ -129,9 +130,10 @@ def plan_members(
     ]
     problems: dict[int, LauncherError] = {}
     drafts: dict[int, Draft] = {}
+    configs = MemberConfigs(hydra, arguments, sweep)
     for member, overrides in zip(members, batch, strict=True):
         try:
-            member.composed = compose_member(hydra, arguments, sweep, overrides, member.num)
+            member.composed = configs.compose(overrides, member.num)
             if place is not None:
                 place(member)
             drafts[member.num] = member.drafted = draft(member.composed, *FOLDER)

@@ -46,7 +46,7 @@ def test_a_sweep_says_once_how_many_run_at_a_time(command: Command) -> None:
     many = command("plan", "-m", *CPU, "submit.docker.parallelism=1,2")
     assert (many.code, "submit.docker.parallelism=2: all runs of a sweep" in many.err) == (2, True)
     mixed = command("plan", "-m", "cluster.device=cpu", "submit=docker,local", "submit.docker.parallelism=2")
-    assert (mixed.code, "submit.docker.parallelism=2: all runs of a sweep" in mixed.err) == (2, True)
+    assert (mixed.code, "submit.docker.parallelism=2: has no effect: submit is local" in mixed.err) == (2, True)
     by_hand = command("plan", "-m", *CPU, "run.seed=1,2", "submit.docker.start=false")
     assert (by_hand.code, "submit.docker.start=false: a sweep starts its runs" in by_hand.err) == (2, True)
 

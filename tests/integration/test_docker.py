@@ -149,7 +149,8 @@ def test_stopped_it_goes_on_outside(tmp_path: Path) -> None:
         running.launcher.send_signal(TERM)
         done = running.ended(60)
     assert done.code == 75, done.out + done.err
-    assert done.json("status.json")["state"] == "stopped"
+    status = done.json("status.json")
+    assert (status["state"], status["containers"]) == ("stopped", [])
     reached = done.metrics()[-1]["update"]
     assert left(tmp_path) == []
     again = resume(tmp_path, "submit=local")

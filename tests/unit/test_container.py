@@ -5,14 +5,16 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from launcher.errors import LauncherError
 from launcher.run_dir import RunDir, State
 from launcher.submit.container import Container, container
-from launcher.submit.engine import remove_orphans
+from launcher.submit.engine import refuse_running, remove_orphans
 
 HEALTH = Path(__file__).resolve().parents[2] / "docker" / "health.py"
 COMMAND = ["docker", "run", "--name=one", "image"]
@@ -147,6 +149,25 @@ def test_a_container_is_ended_by_its_name_and_not_by_its_command(docker: Callabl
         assert node.agent.stdin is not None
         node.agent.stdin.close()
         assert node.agent.wait(20) == 137
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "heartbeat_age", "words"),
+    [
+        ("echo 26", {"Running": True}, 0, "still running in one, "),
+        ("echo 26", {"Running": False}, 0, None),
+        ("exit 1", {"Running": False}, 30, "may live on"),
+        ("exit 1", {"Running": False}, 90, None),
+    ],
+)
+def test_a_run_whose_containers_live_on_does_not_start_again(
+    docker: Callable[..., Path], version: str, state: dict[str, object], heartbeat_age: float, words: str | None
+) -> None:
+    folder = docker(":", version)
+    ended(folder, **state)
+    status = {"containers": ["one"], "heartbeat": time.time() - heartbeat_age}
+    with nullcontext() if words is None else pytest.raises(LauncherError, match=words):
+        refuse_running(RunDir(folder), status)
 
 
 @pytest.fixture

@@ -134,19 +134,20 @@ def test_device_hours_are_counted_over_all_attempts(tmp_path: Path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     begun = time.monotonic()
-    first = Budget(run, scratch, None, begun - 100)
+    first = Budget(run, scratch, None, begun - 100, lambda: True)
     first.count()
     first.write()
     assert 300 <= run.device_seconds() <= 3 * (time.monotonic() - begun + 100)
     assert stopping.asked(scratch) is None
     begun = time.monotonic()
-    second = Budget(run, scratch, 0.2, begun - 130)  # 720 s in all, of which 420 are left: 140 on 3 ranks
+    second = Budget(run, scratch, 0.2, begun - 130, lambda: True)  # 720 s in all, of which 420 are left: 140 on 3 ranks
     second.count()
     assert stopping.asked(scratch) is None
-    third = Budget(run, scratch, 0.2, begun - 11)
+    up: list[bool] = []
+    third = Budget(run, scratch, 0.2, begun - 11, lambda: bool(up))
     third.count()
     assert stopping.asked(scratch) is None, "no rank is there yet that could save"
-    (scratch / "heart_0").touch()
+    up.append(True)
     third.count()
     assert stopping.asked(scratch) == "targets.device_hours"
     assert stopping.number_of("targets.device_hours").name == "SIGTERM"
