@@ -177,14 +177,14 @@ def containers(running: Running) -> list[str]:
 
 def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_path: Path) -> None:
     """H10: nothing lives on without the launcher, and what the engine keeps goes at the next start."""
-    with watched(tmp_path, [*DOCKER, *slow(0.3), *SAVES]) as running:
+    with watched(tmp_path, [*DOCKER, *slow(0.5), *SAVES]) as running:
         running.wait_for_update(3)
         (name,) = containers(running)
         docker("kill", name)
         done = running.ended(60)
     assert done.code == 137, done.out + done.err
     assert f"the container {name} was killed" in done.out
-    assert "launcher resume run  (from update 2)" in done.out
+    assert re.search(r"launcher resume run  \(from update \d+\)", done.out)
     assert left(tmp_path) == []
     again = subprocess.Popen(
         [sys.executable, "-m", "launcher", "resume", "run"],
@@ -210,7 +210,7 @@ def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_p
 
 def test_two_containers_are_two_nodes_and_one_may_be_lost(tmp_path: Path) -> None:
     nodes = ("cluster.nodes=2", "cluster.ranks_per_node=1", "cluster.min_nodes=1", "cluster.wait_for_nodes=2 seconds")
-    with watched(tmp_path, [*DOCKER, *slow(0.3), *SAVES, *nodes]) as running:
+    with watched(tmp_path, [*DOCKER, *slow(0.6), *SAVES, *nodes]) as running:
         running.wait_for_update(3)
         first, second = sorted(containers(running))
         (network,) = docker(
