@@ -45,6 +45,7 @@ def test_the_folder_of_a_run_and_its_numbers(tmp_path: Path) -> None:
         "plan.json",
         "result.json",
         "status.json",
+        "usage.json",
     }
     assert {path.name for path in (done.run / "logs").iterdir()} == {"agent.log", "rank_0.log", "rank_1.log"}
     assert "finished" in done.out
