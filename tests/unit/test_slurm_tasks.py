@@ -1,5 +1,6 @@
 """Ranks that Slurm starts itself: who they are, and who failed by what srun says."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,9 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from configs import config_text
+from fabricated import checkpoint
 
+from launcher.config.choices import Device
+from launcher.config.validate import parse
 from launcher.errors import LauncherError
-from launcher.run_dir import RunDir
+from launcher.plan.facts import Facts
+from launcher.plan.mesh import World
+from launcher.plan.plan import make_plan
+from launcher.run_dir import RunDir, State
 from launcher.train import alone, heart
 from launcher.train.step import Said
 from launcher.train.task import rank_variables
@@ -95,3 +103,37 @@ def test_a_rank_without_an_agent_finds_that_it_hangs(tmp_path: Path, monkeypatch
     heart.beat()
     watcher.join(20.0)
     assert [str(one) for one in hung] == ["hung: nothing for 0 s at update 3; stacks in logs/rank_1.log"]
+
+
+STAND_IN = """
+import os, sys, time
+from pathlib import Path
+from launcher.run_dir import RunDir, State
+folder = Path(os.environ["LAUNCHER_STEP"])
+RunDir(folder.parent).write_status(state=State.running)
+while not (folder / "stop").is_symlink():
+    time.sleep(0.05)
+(folder / "stopped").touch()
+"""
+
+
+def test_tasks_stop_when_their_device_hours_are_used_up(tmp_path: Path) -> None:
+    text = config_text("targets.device_hours=1e-6", "submit=slurm", "submit.slurm.agent=none")
+    plan = make_plan(parse(text), Facts(samples=9), world=World(1, 2, Device.cpu))
+    run = RunDir(tmp_path)
+    run.config.write_text(text)
+    run.plan.write_text(json.dumps(plan.to_dict()))
+    run.logs.mkdir()
+    checkpoint(tmp_path, 3)
+    run.write_status(state=State.submitted)
+    argv = [sys.executable, "-m", "launcher.train.step", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = [
+        subprocess.run([*argv, sys.executable, "-c", STAND_IN], env=environment, capture_output=True, timeout=60)
+        for _ in range(2)
+    ]
+    assert [one.returncode for one in done] == [75, 75], done[0].stderr
+    status = run.read_status()
+    assert (status["state"], status["attempts_started"]) == ("stopped", 1)  # the second one started none
+    assert status["error"]["reason"] == "targets.device_hours=1e-06 is used up; with more the run goes on"
+    assert run.device_seconds() > 0.0036
