@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColum
 
 from launcher.errors import LauncherError
 from launcher.observe.news import News
-from launcher.observe.records import Record, Tail, pace
+from launcher.observe.records import Record, Tail, pace, seconds_left
 from launcher.observe.text import critical_batch_text, duration_text, loss_text, lr_text, rate_text
 from launcher.run_dir import RunDir
 
@@ -118,7 +118,7 @@ class Course:
     def epoch(self) -> float | None:
         """Epochs that have passed."""
         per_epoch = self._planned("updates_per_epoch")
-        if per_epoch and not self._planned("ramp"):  # in a ramp an epoch has more of them
+        if per_epoch and not self._plan.get("ramp"):  # in a ramp an epoch has more of them
             return self.update / float(per_epoch)
         return None if self.last is None else self.last.get("epoch")
 
@@ -128,10 +128,9 @@ class Course:
 
     @property
     def seconds_left(self) -> float | None:
-        seconds = pace(self._recent)[1]
-        if seconds is None or self.num_updates is None:
+        if self.num_updates is None:  # looks into plan.json as long as it isn't there
             return None
-        return seconds * max(0, self.num_updates - self.update)
+        return seconds_left(self._plan, self.update, self._recent)
 
     def of(self, update: int) -> str:
         """``25/100``."""

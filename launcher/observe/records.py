@@ -101,6 +101,19 @@ def _last_records(path: Path) -> list[Record]:
     return list(_records(data[first : data.rfind(b"\n") + 1]))
 
 
+def seconds_left(plan: Mapping[str, Any], update: int, records: Sequence[Mapping[str, Any]]) -> float | None:
+    """How long a run goes on after `update` at the pace of `records`; None: nothing was measured, or its length isn't
+    known. `plan`: what plan.json holds; in a ramp, where updates differ in size, samples are counted."""
+    samples_per_s, seconds = pace(records)
+    num_updates = plan.get("num_updates")
+    if seconds is None or num_updates is None:
+        return None
+    epoch = records[-1].get("epoch")
+    if plan.get("ramp") and plan.get("num_samples") and samples_per_s and epoch is not None:
+        return float(max(0.0, plan["num_samples"] - epoch * plan["samples_per_epoch"]) / samples_per_s)
+    return float(max(0, num_updates - update) * seconds)
+
+
 def pace(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """Samples a second and seconds an update over `records`; None where nothing was measured."""
     seconds = [float(one["seconds"]) for one in records if one.get("seconds")]

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
-from launcher.observe.records import Record, latest_updates, pace
+from launcher.observe.records import Record, latest_updates, pace, seconds_left
 from launcher.observe.text import critical_batch_text, duration_text, loss_text, rate_text, reached_text
 from launcher.run_dir import RunDir, State
 from launcher.slurm_job import Job, is_there, look_up
@@ -98,22 +98,18 @@ def read_run(run_dir: Path) -> RunStatus:
     last = recent[-1] if recent else {}
     if state in _ALIVE:  # status.json is written less often than the metrics
         update = max(update, int(last.get("update") or 0))
-    samples_per_s, seconds = pace(recent)
-    num_updates, heartbeat = plan.get("num_updates"), status.get("heartbeat")
-    left = None
-    if state in _ALIVE and seconds is not None and num_updates is not None:
-        left = max(0, num_updates - update) * seconds
+    heartbeat = status.get("heartbeat")
     return RunStatus(
         path=run.path,
         state=state,
         exit_code=status.get("exit_code"),
         update=update,
         applied=int(status.get("applied") or 0),
-        num_updates=num_updates,
+        num_updates=plan.get("num_updates"),
         attempt=attempt,
         loss=last.get("loss"),
-        samples_per_s=samples_per_s,
-        seconds_left=left,
+        samples_per_s=pace(recent)[0],
+        seconds_left=seconds_left(plan, update, recent) if state in _ALIVE else None,
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),

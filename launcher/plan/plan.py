@@ -47,6 +47,8 @@ class Plan:
     """Samples used in an epoch: all, or without what drop_last leaves out."""
     updates_per_epoch: int | None
     num_updates: int | None
+    num_samples: int | None
+    """Samples of the whole training."""
     warmup_updates: int | None
     validate_every_updates: int | None
     """None: only at the end."""

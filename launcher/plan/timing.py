@@ -53,6 +53,7 @@ class Timing:
             "samples_per_epoch": windows.samples_used_per_epoch if windows else None,
             "updates_per_epoch": windows.updates_per_epoch if windows else None,
             "num_updates": self.num_updates,
+            "num_samples": self.samples(windows),
             "warmup_updates": self.rate.warmup_updates if self.rate else None,
             "validate_every_updates": self.validate_every.updates if self.validate_every else None,
             "log_every_updates": self.log_every.updates if self.log_every else None,

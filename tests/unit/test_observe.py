@@ -16,7 +16,7 @@ from launcher.errors import LauncherError
 from launcher.observe import progress
 from launcher.observe.plot import draw_loss, try_to_draw
 from launcher.observe.progress import follow
-from launcher.observe.records import Tail, latest_updates, next_attempt, read_metrics
+from launcher.observe.records import Tail, latest_updates, next_attempt, read_metrics, seconds_left
 from launcher.observe.status import find_runs, read_run, render_status
 from launcher.observe.text import duration_text, lr_text, rate_text, some
 
@@ -420,3 +420,13 @@ def test_status_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     make_run(tmp_path / "here-it-is")
     monkeypatch.chdir(tmp_path / "here-it-is")
     assert "here-it-is" in rendered(Path("."))
+
+
+def test_in_a_ramp_the_time_left_counts_samples() -> None:
+    record = {"seconds": 2.0, "samples": 8, "epoch": 0.5}
+    plan = {"num_updates": 30, "num_samples": 300, "samples_per_epoch": 100}
+    assert seconds_left(plan, 20, [record]) == 20.0  # 10 updates of 2 seconds
+    assert seconds_left({**plan, "ramp": [{}]}, 20, [record]) == 62.5  # 250 samples, 4 a second
+    assert seconds_left({**plan, "ramp": [{}]}, 30, [{**record, "epoch": 3.0}]) == 0.0
+    assert seconds_left({"num_updates": None}, 20, [record]) is None
+    assert seconds_left(plan, 20, []) is None
