@@ -47,8 +47,6 @@ class Plan:
     """Samples used in an epoch: all, or without what drop_last leaves out."""
     updates_per_epoch: int | None
     num_updates: int | None
-    num_samples: int | None
-    """Samples of the whole training."""
     warmup_updates: int | None
     validate_every_updates: int | None
     """None: only at the end."""
@@ -79,6 +77,8 @@ class Plan:
     without and with masked copies); null: no pipeline."""
     scaled_arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of the optimizer beside its rate and weight decay that the scaling rule has changed: betas, eps."""
+    num_samples: int | None = None
+    """Samples of the whole training."""
     ramp: list[dict[str, Any]] | None = None
     """Its stages: global_batch_size, grow_to, and first and last update (null: not known yet); null: there is none."""
     noise_scale_every_updates: int | None = None
