@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from typing import Literal, get_args
 
 from launcher.errors import ConfigError, nearest
@@ -66,6 +66,9 @@ class Clock:
     """Updates of the whole training, which percentages are of."""
     updates_at_tokens: Mapping[Fraction | int, int] = field(default_factory=dict)
     """For each number of tokens that a duration names: the number of windows that reaches it."""
+    counts_samples: bool = False
+    """Whether the training's own length is said in samples, tokens or epochs. In a ramp a share of it is one of its
+    samples then, and else of its updates."""
 
     def updates(self, duration: Duration, key: str) -> int:
         """The number of updates, whole windows, after which `duration` has passed.
@@ -82,6 +85,9 @@ class Clock:
                 raise ConfigError(key, duration, "can't be a percentage of itself", hint=_ALLOWED)
             if self.training_updates is None:
                 raise NeedsData(key, duration, f"takes {TRAINING_DURATION} in updates, which isn't known yet")
+            if self._counts_samples(duration):
+                assert self.windows is not None
+                return self.windows.updates_for_samples(floor(self._share(duration) + Fraction(1, 2)))
             return floor(value * self.training_updates / 100 + Fraction(1, 2))
         if duration.unit == "tokens":
             if value == 0:
@@ -124,12 +130,19 @@ class Clock:
         windows, full, length = self.windows, replace(self.windows, ramp=()), duration.value
         if duration.unit == "epochs":
             return Every(full.updates_for_epochs(length), lambda n: floor(windows.epochs_after(n) / length))
-        samples = windows.samples_after(updates) if duration.unit == "tokens" else int(length)
-        return Every(full.updates_for_samples(samples), lambda n: windows.samples_after(n) // samples)
+        samples = length if duration.unit == "samples" else Fraction(windows.samples_after(updates))
+        samples = self._share(duration) if duration.unit == "%" else samples
+        return Every(full.updates_for_samples(ceil(samples)), lambda n: floor(windows.samples_after(n) / samples))
+
+    def _share(self, duration: Duration) -> Fraction:
+        """The samples of a share of the training."""
+        assert self.windows is not None
+        assert self.training_updates is not None
+        return duration.value * self.windows.samples_after(self.training_updates) / 100
 
     def _counts_samples(self, duration: Duration) -> bool:
         is_ramp = self.windows is not None and bool(self.windows.ramp)
-        return is_ramp and duration.unit in ("samples", "tokens", "epochs")
+        return is_ramp and (self.counts_samples if duration.unit == "%" else duration.unit != "updates")
 
 
 Measure = Callable[[int], int]

@@ -18,6 +18,7 @@ from launcher.config.schema import Config
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.durations import Duration
 from launcher.plan.ramp import ramp_ends
+from launcher.plan.windows import RAMP
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,15 @@ class Facts:
 
 def token_targets(config: Config) -> list[Fraction]:
     """The numbers of tokens that the durations of this configuration name."""
-    return sorted({one.value for one in _durations(config) if one.unit == "tokens" and one.value > 0})
+    return sorted({one.value for _, one in _durations(config) if one.unit == "tokens" and one.value > 0})
 
 
-def _durations(config: Config) -> Iterator[Duration]:
+def needing_tokens(config: Config) -> tuple[str, Duration]:
+    """The first key of this configuration that names a number of tokens, and its value."""
+    return next((key, one) for key, one in _durations(config) if one.unit == "tokens" and one.value > 0)
+
+
+def _durations(config: Config) -> Iterator[tuple[str, Duration]]:
     named: list[tuple[str, Any]] = [
         ("training.duration", config.training.duration),
         ("training.validate_every", config.training.validate_every),
@@ -69,8 +75,8 @@ def _durations(config: Config) -> Iterator[Duration]:
         named.append(("schedule.decay.decay", decay.decay))
     for key, value in named:
         if value is not None:
-            yield Duration.parse(value, key)
-    yield from ramp_ends(config)
+            yield key, Duration.parse(value, key)
+    yield from ((f"{RAMP}[{index}].until", end) for index, end in enumerate(ramp_ends(config)))
 
 
 def torch_is_installed() -> bool:

@@ -7,7 +7,7 @@ from math import floor
 from typing import Any
 
 from launcher.config.choices import Rule
-from launcher.config.schema import BatchConfig, Config, RampConfig, ScalingConfig
+from launcher.config.schema import Config, RampConfig, ScalingConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
 from launcher.plan.durations import TRAINING_DURATION, Duration, NeedsData
@@ -22,17 +22,19 @@ def ramp_ends(config: Config) -> list[Duration]:
         ConfigError: an end that is none.
     """
     whole = Duration.parse(config.training.duration, TRAINING_DURATION)
+    if config.batch.ramp and whole.unit == "%":
+        raise ConfigError(TRAINING_DURATION, config.training.duration, "can't be a percentage of itself")
     return [_end(stage, f"{RAMP}[{index}].until", whole) for index, stage in enumerate(config.batch.ramp)]
 
 
 def _end(stage: RampConfig, key: str, whole: Duration) -> Duration:
     end = Duration.parse(stage.until, key)
+    if end.unit == "%":
+        value = end.value * whole.value / 100
+        end = Duration(value if whole.unit == "epochs" else Fraction(floor(value + Fraction(1, 2))), whole.unit)
     if end.value == 0:
         raise ConfigError(key, stage.until, "must be above 0: until there windows have this size")
-    if end.unit != "%":
-        return end
-    value = end.value * whole.value / 100
-    return Duration(value if whole.unit == "epochs" else Fraction(floor(value + Fraction(1, 2))), whole.unit)
+    return end
 
 
 def ramp_stages(config: Config, updates_at_tokens: Mapping[str, int], count: int | None = None) -> tuple[Stage, ...]:
@@ -53,9 +55,6 @@ def ramp_stages(config: Config, updates_at_tokens: Mapping[str, int], count: int
 def _stage(stage: RampConfig, end: Duration, index: int, updates_at_tokens: Mapping[str, int]) -> Stage:
     key = f"{RAMP}[{index}]"
     size, grow_to = check_sizes(stage, index)
-    if grow_to is not None and end.unit not in ("samples", "epochs"):
-        problem = f"windows that grow do so by samples, and the stage ends by {end.unit}"
-        raise ConfigError(f"{key}.until", stage.until, problem, hint="give samples or epochs")
     if end.unit == "tokens":
         if str(end.value) not in updates_at_tokens:
             raise NeedsData(f"{key}.until", stage.until, "takes the number of tokens of every window")
@@ -70,13 +69,28 @@ def check_sizes(stage: RampConfig, index: int) -> tuple[int, int | None]:
     return size, parse_count(f"{RAMP}[{index}].grow_to", stage.grow_to, allow_null=True)
 
 
-def check_ramp(batch: BatchConfig, scaling: ScalingConfig) -> None:
-    """That a ramp fits what the batch and the rate are. Raises ConfigError."""
-    if batch.ramp and scaling.adam_betas_and_eps:
+def check_ramp(config: Config) -> None:
+    """That a ramp can be, as far as can be said without the data. Raises ConfigError."""
+    ramp = config.batch.ramp
+    if ramp and config.scaling.adam_betas_and_eps:
         problem = f"betas and eps would have to change with the windows of {RAMP}, which they don't"
         raise ConfigError(ADAM, "true", problem, hint=f"{ADAM}=false")
-    for index, stage in enumerate(batch.ramp):
-        check_sizes(stage, index)
+    reached: dict[str, Duration] = {}
+    for index, (stage, end) in enumerate(zip(ramp, ramp_ends(config), strict=True)):
+        _, grow_to = check_sizes(stage, index)
+        key = f"{RAMP}[{index}].until"
+        if grow_to is not None and end.unit not in ("samples", "epochs"):
+            problem = f"windows that grow do so by samples, and the stage ends by {end.unit}"
+            raise ConfigError(key, stage.until, problem, hint="give samples or epochs")
+        before = reached.get(end.unit)
+        if before is not None and end.value <= before.value:
+            raise ConfigError(key, stage.until, f"holds no window: a stage before it ends after {before}")
+        reached[end.unit] = end
+
+
+def grows(size: int, grow_to: int | None) -> bool:
+    """Whether the windows of a stage come to hold more than one batch of it."""
+    return grow_to is not None and round(Fraction(grow_to, size)) > 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,8 @@ def ramp_table(config: Config, windows: WindowTable | None) -> list[dict[str, An
         size, grow_to = check_sizes(stage, index)
         last = None if windows is None else windows.stage_ends[index]
         first = None if windows is None else windows.stage_ends[index - 1] + 1 if index else 1
-        rows.append({"global_batch_size": size, "grow_to": grow_to, "first_update": first, "last_update": last})
+        row = {"global_batch_size": size, "grow_to": grow_to if grows(size, grow_to) else None}
+        rows.append({**row, "until": str(stage.until), "first_update": first, "last_update": last})
     return rows or None
 
 
@@ -115,15 +130,16 @@ def ramp_lines(config: Config, windows: WindowTable | None, lr: float) -> Iterat
     before = 0
     for index, stage in enumerate(config.batch.ramp):
         size, grow_to = check_sizes(stage, index)
-        grows = "" if grow_to is None else f", in multiples of it growing towards {grow_to}"
+        growth = "" if grow_to is None else f" (grow_to={grow_to} is below 1.5 times it: it doesn't grow)"
+        growth = f", in multiples of it growing towards {grow_to}" if grows(size, grow_to) else growth
         end = f"until {stage.until}"
         rate = ""
         if windows is not None:
             end, before = f"updates {before + 1} to {windows.stage_ends[index]} ({end})", windows.stage_ends[index]
             follow = follows_ramp(config.scaling, windows)
             rate = "" if follow is None else f", lr {lr * follow(windows.stage_ends[index]):g}"
-            rate += " at its end" if rate and grow_to is not None else ""
-        yield f"ramp: {size} samples{grows}, {end}{rate}"
+            rate += " at its end" if rate and grows(size, grow_to) else ""
+        yield f"ramp: {size} samples{growth}, {end}{rate}"
     if config.batch.ramp:
         unchanged = "; weight decay is that of a full window throughout" if config.optimizer.get("weight_decay") else ""
         yield f"ramp: then {full}{unchanged}"

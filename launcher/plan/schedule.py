@@ -112,7 +112,9 @@ class LearningRate:
         notes = []
         if self.warmup_from is WarmupFrom.base_lr and self.warmup_updates == 0:
             notes.append("schedule.warmup_from=base_lr has no effect: schedule.warmup is 0")
-        elif self.warmup_from is WarmupFrom.base_lr and self.peak == self.base_lr:
+        elif self.warmup_from is WarmupFrom.base_lr and (last := self(self.warmup_updates - 1)) < self.start:
+            notes.append(f"schedule.warmup_from=base_lr: the rate falls in the warmup, from {self.start:g} to {last:g}")
+        elif self.warmup_from is WarmupFrom.base_lr and self.peak == self.base_lr and self.follow is None:
             notes.append("schedule.warmup_from=base_lr: no warmup, since the scaled rate is the base rate")
         if isinstance(self.decay, Steps):
             late = [str(milestone) for milestone in self.decay.milestones if milestone >= self.num_updates]

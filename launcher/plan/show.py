@@ -67,7 +67,7 @@ def _global_batch(plan: Plan) -> str:
     for stage in plan.ramp or []:
         size = f"{stage['global_batch_size']}" + (f" to {stage['grow_to']}" if stage["grow_to"] else "")
         last = stage["last_update"]
-        said.append(f"{size} {'at first' if last is None else f'until update {last}'}")
+        said.append(f"{size} until {stage['until'] if last is None else f'update {last}'}")
     return ", ".join([*said, f"{'then ' * bool(said)}{plan.global_batch_size} samples an update"])
 
 
@@ -126,7 +126,8 @@ def _division(plan: Plan) -> str:
 def _group(group: dict[str, Any]) -> str:
     count = "" if group["parameters"] is None else f"{group['parameters']:,} parameters, "
     decay = "" if group["weight_decay"] is None else f", weight decay {group['weight_decay']:g}"
-    return f"{count}learning rate {group['lr']:g}{decay}"
+    warmup = f" (from {group['warmup_from']:g} in the warmup)" if "warmup_from" in group else ""
+    return f"{count}learning rate {group['lr']:g}{warmup}{decay}"
 
 
 def _updates(plan: Plan) -> str:
@@ -146,6 +147,9 @@ def _updates(plan: Plan) -> str:
 def _rate(plan: Plan) -> str:
     warmup = "" if not plan.warmup_updates else f", reached after {plan.warmup_updates} updates of warmup"
     scaled = "" if plan.scaling_rule == "none" else f" ({plan.scaling_rule} from {plan.base_lr:g})"
+    if plan.ramp is not None and scaled:
+        warmup = f"; {plan.warmup_updates} updates of warmup" if plan.warmup_updates else ""
+        return f"{plan.lr:g}{scaled} for a full window, less in the ramp{warmup}"
     return f"{plan.lr:g}{scaled}{warmup}"
 
 

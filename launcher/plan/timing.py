@@ -70,7 +70,7 @@ def windows_of(config: Config, facts: Facts, batch: BatchPlan) -> WindowTable | 
     Raises:
         ConfigError: a ramp that can't work.
     """
-    check_ramp(config.batch, config.scaling)
+    check_ramp(config)
     if facts.samples is None:
         return None
     return table_of(config, facts.samples, batch.global_batch_size, facts.updates_at_tokens)
@@ -107,7 +107,7 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
         num_updates = Clock(windows, None, tokens).updates(duration, TRAINING_DURATION)
         if num_updates < 1:
             raise ConfigError(TRAINING_DURATION, training.duration, "must be at least one update")
-        clock = Clock(windows, num_updates, tokens)
+        clock = Clock(windows, num_updates, tokens, counts_samples=duration.unit != "updates")
         validate = _every(clock, training.validate_every, "training.validate_every")
         log = _every(clock, training.log_every, "training.log_every")
         every = config.checkpoint.every

@@ -37,6 +37,12 @@ class Stage:
     on a straight line from 1 at the start of the stage to `grow_to` / `global_batch_size` at its end (as Ultralytics
     accumulates in its warmup). `unit` is samples or epochs then."""
 
+    @property
+    def largest(self) -> int:
+        """Samples of its largest window."""
+        size = self.global_batch_size
+        return size if self.grow_to is None else max(1, round(self.grow_to / size)) * size
+
 
 class _Run(NamedTuple):
     """Windows in a row, of one size, from a place in an epoch on, and again in each of the `epochs` from there."""
@@ -81,6 +87,7 @@ class WindowTable:
         self._check_size(self.global_batch_size, GLOBAL)
         for index, stage in enumerate(self.ramp):
             self._check_size(stage.global_batch_size, f"{RAMP}[{index}].global_batch_size")
+            self._check_size(stage.largest, f"{RAMP}[{index}].grow_to")
         assert self._runs, "walked through here, so that what is wrong with the ramp is said"
 
     def _check_size(self, size: int, key: str) -> None:
@@ -240,14 +247,14 @@ class _Walk:
 
     def _constant(self, stage: Stage) -> Iterator[_Run]:
         size = stage.global_batch_size
-        while (needed := self._needed(stage)) > 0:
+        while (needed := self._needed(stage, size)) > 0:
             windows = self._windows(size)
             whole = self._whole_epochs(stage) if self._position == 0 and needed >= windows else 0
             yield from self._take(size, min(needed, windows), max(whole, 1))
 
-    def _needed(self, stage: Stage) -> int:
-        """Windows until the end of the stage, as far as this epoch goes."""
-        size, windows = stage.global_batch_size, self._windows(stage.global_batch_size)
+    def _needed(self, stage: Stage, size: int) -> int:
+        """Windows of `size` until the end of the stage, as far as this epoch goes."""
+        windows = self._windows(size)
         if stage.unit == "updates":
             return int(stage.until) - self._update
         if stage.unit == "samples":
@@ -274,14 +281,21 @@ class _Walk:
         assert stage.grow_to is not None
         size, rise = stage.global_batch_size, stage.grow_to / stage.global_batch_size - 1
         per_epoch = -(-self._table.samples_per_epoch // size)
-        total = stage.until / size if stage.unit == "samples" else stage.until * per_epoch
         first = self._batches(size, per_epoch)
-        length = round(total) - first
-        while (passed := self._batches(size, per_epoch) - first) < length:
-            many = 1
-            while many < max(1, round(1 + rise * min(Fraction(passed + many - 1, length), Fraction(1)))):
+        length = (stage.until / size if stage.unit == "samples" else stage.until * per_epoch) - first
+
+        def many_at(batch: int) -> int:
+            """Batches that a window holds where it ends with this one, counted from 0."""
+            return max(1, round(1 + rise * min(Fraction(batch) / length, Fraction(1))))
+
+        many = 1
+        while self._needed(stage, size) > 0:
+            passed = self._batches(size, per_epoch) - first
+            while many < many_at(passed + many - 1):
                 many += 1
-            yield from self._take(many * size, 1)
+            fitting = range(1, self._windows(many * size) + 1)
+            alike = bisect_right(fitting, many, key=lambda n: many_at(passed + n * many - 1))
+            yield from self._take(many * size, max(1, min(alike, self._needed(stage, many * size))))
 
     def _batches(self, size: int, per_epoch: int) -> int:
         return self._epoch * per_epoch + -(-self._position // size)

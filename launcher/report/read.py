@@ -186,6 +186,12 @@ def _run(run: Run) -> tuple[Run, list[str]]:
     return run, notes
 
 
+def _peak(plan: dict[str, Any]) -> float | None:
+    """The highest rate that a run is planned to have. In a ramp it may stay below that of a full window."""
+    rates = [float(rate) for _, rate in plan.get("lr_table") or []]
+    return max(rates) if plan.get("ramp") and rates else plan.get("lr")
+
+
 def _planned(run: Run, folder: RunDir) -> Run:
     plan = folder.read_json(folder.plan)
     base = target = None
@@ -196,7 +202,7 @@ def _planned(run: Run, folder: RunDir) -> Run:
         run,
         seed=plan.get("seed"),
         global_batch_size=plan.get("global_batch_size"),
-        lr=plan.get("lr"),
+        lr=_peak(plan),
         warmup_updates=plan.get("warmup_updates"),
         num_updates=plan.get("num_updates"),
         rule=plan.get("scaling_rule"),

@@ -16,7 +16,7 @@ from launcher.config.choices import StrategyName
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, DataError, LauncherError
 from launcher.plan.division import divide
-from launcher.plan.facts import Facts, token_targets
+from launcher.plan.facts import Facts, needing_tokens, token_targets
 from launcher.plan.ramp import check_sizes, ramp_ends
 from launcher.plan.timing import table_of
 from launcher.plan.windows import WindowTable
@@ -239,6 +239,9 @@ def _updates_at_tokens(config: Config, parts: Parts, degree: int) -> dict[str, i
     targets = token_targets(config)
     if not targets:
         return {}
+    if not callable(getattr(parts.task, "length", None)):
+        key, value = needing_tokens(config)
+        raise ConfigError(key, value, "the task has no length(sample), so tokens can't be counted")
     lengths = sample_lengths(parts.task, parts.train, config.run.seed)
     full = divide(config.batch, degree, None).batch.global_batch_size
     return count_through_ramp(config, lengths, full, targets)
@@ -265,11 +268,8 @@ def sample_lengths(task: Any, data: Any, seed: int) -> np.ndarray:
     """The length of every sample in tokens, int64 [samples], as the task counts them.
 
     Raises:
-        ConfigError: the task can't tell lengths.
         DataError: one of them is no length.
     """
-    if not callable(getattr(task, "length", None)):
-        raise ConfigError("training.duration", "tokens", "the task has no length(sample), so tokens can't be counted")
 
     def read() -> Iterator[int]:
         for index in range(len(data)):

@@ -18,6 +18,7 @@ from launcher.plan.mesh import World
 from launcher.plan.plan import Plan, make_plan, timing_of
 from launcher.plan.schedule import LearningRate
 from launcher.plan.timing import Timing, windows_of
+from launcher.plan.windows import Stage, WindowTable
 from launcher.train.parts import count_through_ramp
 
 WORLD = World(1, 2, Device.cpu)
@@ -31,6 +32,9 @@ def planned(*overrides: str, samples: int = 40, tokens: dict[str, int] | None = 
     return config, plan, timing_of(config, plan, facts)
 
 
+DROP = "data.drop_last=true"
+
+
 def ramp(until: str) -> str:
     return f"batch.ramp={TWO.replace('UNTIL', until)}"
 
@@ -42,7 +46,8 @@ def ramp(until: str) -> str:
 def test_a_stage_ends_in_any_unit(until: str, first: int) -> None:
     _, plan, _ = planned(ramp(until), tokens={"100": 13})
     assert plan.ramp is not None
-    assert plan.ramp[0] == {"global_batch_size": 4, "grow_to": None, "first_update": 1, "last_update": first}
+    row = {"global_batch_size": 4, "grow_to": None, "until": until}
+    assert plan.ramp[0] == {**row, "first_update": 1, "last_update": first}
     assert plan.ramp[1]["first_update"] == first + 1
     assert plan.num_updates == plan.ramp[1]["last_update"] + 9
     assert (plan.global_batch_size, plan.updates_per_epoch) == (16, 3)
@@ -140,6 +145,9 @@ def test_intervals_in_epochs_and_samples_come_with_these() -> None:
         ("batch.ramp[1].until", ["batch.ramp=[{until: 9, global_batch_size: 4}, {until: 9, global_batch_size: 8}]"]),
         ("batch.ramp[0]", ["batch.ramp=[{until: 9}]"]),
         ("batch.ramp[0]", ["batch.ramp=[4]"]),
+        ("batch.ramp[0].until", ["batch.ramp=[{until: 0.4%, global_batch_size: 4}]", "training.duration=10"]),
+        ("training.duration", ["batch.ramp=[{until: 50%, global_batch_size: 4}]", "training.duration=50%"]),
+        ("data.drop_last", ["batch.ramp=[{until: 99 epochs, global_batch_size: 8, grow_to: 48}]", DROP]),
         ("batch.ramp[0].grow_to", ["batch.ramp=[{until: 2 epochs, global_batch_size: 4, grow_to: x}]"]),
         (
             "scaling.adam_betas_and_eps",
@@ -157,6 +165,10 @@ def test_what_cannot_be_is_refused_by_name(key: str, overrides: list[str]) -> No
     with pytest.raises(ConfigError) as error:
         planned(*overrides)
     assert error.value.key == key
+    if key.startswith(("batch.ramp", "training")):  # without the data too, as on a login node
+        with pytest.raises(ConfigError) as error:
+            make_plan(parse(config_text("training.duration=6 epochs", *overrides)), Facts(), world=WORLD)
+        assert error.value.key == key
 
 
 def test_targets_in_tokens_take_the_ramp_along() -> None:
@@ -178,3 +190,43 @@ def test_a_ramp_that_outlasts_the_training_is_said() -> None:
     assert "batch.ramp: a window of 16 samples never comes: the ramp ends at update 30 of 20" in plan.notes
     _, plan, _ = planned("batch.ramp=[{until: 19, global_batch_size: 4}]", "training.duration=20")
     assert not [note for note in plan.notes if "ramp" in note]
+
+
+def test_a_share_is_one_moment_for_ramp_warmup_and_decay() -> None:
+    half = ["batch.ramp=[{until: 50%, global_batch_size: 4}]", "schedule.decay.at=[50%]", "schedule.warmup=50%"]
+    _, plan, timing = planned(*half, "schedule/decay=step", "training.validate_every=50%")
+    assert plan.ramp is not None
+    assert plan.ramp[0]["last_update"] == plan.warmup_updates == 30  # three epochs of ten
+    assert timing.rate is not None
+    assert [n for n in range(2, plan.num_updates or 0) if timing.rate(n) < 0.5 * timing.rate(n - 1)] == [30]
+    assert timing.validate_every is not None
+    assert [n for n in range(40) if timing.validate_every.is_due(n)] == [30, 39]
+
+
+def test_windows_that_grow_end_where_the_stage_does() -> None:
+    growing = "batch.ramp=[{until: 16170 samples, global_batch_size: 64, grow_to: 256}]"
+    config, plan, _ = planned(growing, "training.duration=20 epochs", samples=1617)
+    windows = windows_of(config, Facts(samples=1617), plan.batch)
+    assert windows is not None
+    end = windows.stage_ends[0]
+    assert windows.samples_after(end - 1) < 16170 <= windows.samples_after(end)
+
+
+def test_what_does_not_grow_is_said() -> None:
+    _, plan, _ = planned("batch.ramp=[{until: 2 epochs, global_batch_size: 8, grow_to: 11}]")
+    assert plan.ramp is not None
+    assert plan.ramp[0]["grow_to"] is None
+    assert any("(grow_to=11 is below 1.5 times it: it doesn't grow)" in line for line in plan.arithmetic)
+
+
+def test_a_warmup_that_falls_is_said() -> None:
+    more = ("scaling.rule=linear", "scaling.base_batch_size=16", "optimizer.lr=0.4", "schedule.warmup=5")
+    _, plan, _ = planned("batch.ramp=[{until: 10, global_batch_size: 4}]", *more, "schedule.warmup_from=base_lr")
+    (note,) = [note for note in plan.notes if "warmup" in note]
+    assert note == "schedule.warmup_from=base_lr: the rate falls in the warmup, from 0.4 to 0.1"
+
+
+def test_long_growth_is_planned_at_once() -> None:
+    table = WindowTable(10**8, 1024, ramp=(Stage(Fraction(5 * 10**7), "samples", 1, "", Fraction(1024)),))
+    assert table.samples_after(table.stage_ends[0]) >= 5 * 10**7
+    assert table.size(table.stage_ends[0]) == 1024
