@@ -19,6 +19,7 @@ from rich.console import Console
 from launcher import slurm_job
 from launcher.config.choices import Resume
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
+from launcher.config.docker import DockerConfig
 from launcher.drawing import draw, take_flag, timetable
 from launcher.ending import print_end
 from launcher.errors import ConfigError, Exit, LauncherError
@@ -48,8 +49,7 @@ picture of --draw.
 
 def train(argv: Sequence[str]) -> int:
     """Composes, plans, starts the ranks and follows them. Returns the run's exit code."""
-    options, arguments = parse_arguments("train", argv)
-    arguments = _in_job(arguments)
+    options, arguments = _in_job(*parse_arguments("train", argv))
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments, TRAIN_HELP):
             return 0
@@ -57,12 +57,8 @@ def train(argv: Sequence[str]) -> int:
         if composed is None:
             from launcher.sweep.run import Sweep
 
-            if slurm_job.around() is not None:
-                raise LauncherError("a sweep queues an array of jobs: give it outside of a job, with submit=slurm")
             return Sweep(hydra, arguments).train()
-        if slurm_job.around() is not None:
-            check_place(composed)
-        drafted = draft(composed, RUN_DIR)
+        drafted = _draft_one(composed)
         run = RunDir(folder(composed, RUN_DIR))
         if slurm_job.around() is not None and run.config.exists():
             take_up(run)
@@ -77,7 +73,7 @@ def plan(argv: Sequence[str]) -> int:
     """Prints the plan of a run, or its JSON. Writes nothing but the picture that is asked for."""
     as_json = "--json" in argv
     picture, rest = take_flag([one for one in argv if one != "--json"])
-    options, arguments = parse_arguments("plan", rest)
+    options, arguments = _in_job(*parse_arguments("plan", rest))
     with hydra_session(arguments) as hydra:
         if _shown_by_hydra(hydra, options, arguments, PLAN_HELP):
             return 0
@@ -105,11 +101,12 @@ def plan(argv: Sequence[str]) -> int:
     return 0
 
 
-def _in_job(arguments: Arguments) -> Arguments:
+def _in_job(options: Namespace, arguments: Arguments) -> tuple[Namespace, Arguments]:
     """The same with what the job of Slurm says in which the ranks start, if there is one. Raises LauncherError."""
     if slurm_job.around() is None:
-        return arguments
-    return replace(arguments, overrides=[*job_overrides(arguments.overrides, os.environ), *arguments.overrides])
+        return options, arguments
+    overrides = [*job_overrides(arguments.overrides, os.environ), *arguments.overrides]
+    return options, replace(arguments, overrides=overrides)
 
 
 def parse_arguments(command: str, argv: Sequence[str]) -> tuple[Namespace, Arguments]:
@@ -162,9 +159,16 @@ def _shown_by_hydra(hydra: Hydra, options: Namespace, arguments: Arguments, abou
 
 
 def _composed(hydra: Hydra, options: Namespace, arguments: Arguments) -> DictConfig | None:
-    """The configuration of the one run that is asked for; None: a sweep is."""
-    if options.multirun:
-        return None
+    """The configuration of the one run that is asked for; None: a sweep is. Raises LauncherError."""
+    composed = None if options.multirun else _composed_run(hydra, arguments)
+    if slurm_job.around() is not None:
+        if composed is None:
+            raise LauncherError("a sweep queues an array of jobs: give it outside of a job, with submit=slurm")
+        check_place(composed)
+    return composed
+
+
+def _composed_run(hydra: Hydra, arguments: Arguments) -> DictConfig | None:
     try:
         composed = compose(hydra, arguments)
     except LauncherError:  # it may be that it has several values of a key, and its own word that they are a sweep
@@ -182,9 +186,24 @@ def prepare_one(hydra: Hydra, arguments: Arguments) -> Prepared:
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
     """The run, ready to start. Raises LauncherError; nothing is written yet."""
-    drafted = draft(composed, RUN_DIR)
+    drafted = _draft_one(composed)
     pythonpath = make_importable(arguments)
     return settle(drafted, ask_here(drafted, pythonpath), pythonpath)
+
+
+def _draft_one(composed: DictConfig) -> Draft:
+    """The draft of the one run. Raises LauncherError; ConfigError for a key that only the runs of a sweep have."""
+    drafted = draft(composed, RUN_DIR)
+    submit = drafted.config.submit
+    given = (
+        ("slurm.array_parallelism", submit.slurm.array_parallelism, None),
+        ("docker.parallelism", submit.docker.parallelism, DockerConfig().parallelism),
+    )
+    for key, value, default in given:
+        if value != default:
+            problem = "says how many runs of a sweep run at a time, and this is one run"
+            raise ConfigError(f"submit.{key}", value, problem, hint="leave it out, or add -m and several values")
+    return drafted
 
 
 def _go_on(

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.choices import Retry, SubmitKind, WandbMode
 from launcher.config.compose import task_config
-from launcher.config.freeze import freeze
+from launcher.config.freeze import freeze, open_keys
 from launcher.config.schema import Config
 from launcher.config.validate import parse, unread_keys, validate
 from launcher.errors import ConfigError
@@ -30,6 +30,13 @@ BACKENDS: dict[SubmitKind, Callable[[Config], Backend]] = {
     SubmitKind.slurm: choose_job,
     SubmitKind.docker: Docker,
 }
+
+
+_RENDERED = {
+    "submit.slurm": "a secret: export it where the command is given, sbatch takes it along; else write the value",
+    "submit.docker": "a secret: submit.docker.env=[NAME] hands it on; else write the value",
+}
+"""Sections whose values are rendered, and what to do instead of referring to an environment variable there."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,21 @@ def draft_of(tasks: DictConfig) -> Draft:
     if sweep.retry is not Retry.unfinished:
         raise ConfigError("sweep.retry", sweep.retry, "is said of a sweep that goes on", hint="add sweep.resume=FOLDER")
     text = freeze(tasks)
+    _check_rendered(text)
     config = parse(text)
     return Draft(config, text, [] if config.logging.wandb.mode is WandbMode.disabled else _tracker_notes(text))
+
+
+def _check_rendered(text: str) -> None:
+    """That no environment variable stands in a key whose value is written into a batch script or a command line.
+
+    Raises:
+        ConfigError: one does.
+    """
+    for section, hint in _RENDERED.items():
+        for key, value in open_keys(text, section):
+            problem = "would be written with its value: this key becomes part of a script or of a command line"
+            raise ConfigError(key, value, problem, hint=hint)
 
 
 def _tracker_notes(text: str) -> list[str]:

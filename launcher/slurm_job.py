@@ -11,7 +11,8 @@ ANSWER_WITHIN = 20.0
 KNOWN_BY = "SLURM_CONF"
 """The only variable of Slurm's that a command given inside a job hands on."""
 IN_JOB = "LAUNCHER_IN_JOB"
-"""Set where the ranks start in the job that is around the command, as slurm/train.sbatch does: nothing is queued."""
+"""Set where the ranks start in the job that is around the command, as slurm/train.sbatch does: nothing is queued. Empty
+or 0 is as if it weren't."""
 
 _ENDED = frozenset(
     (
@@ -53,7 +54,7 @@ def environment() -> dict[str, str]:
 
 def around() -> str | None:
     """The job around this command in which its ranks start; None: they don't."""
-    return os.environ.get("SLURM_JOB_ID", "") if os.environ.get(IN_JOB) else None
+    return os.environ.get("SLURM_JOB_ID", "") if os.environ.get(IN_JOB, "0") not in ("", "0") else None
 
 
 def starts_before() -> int:

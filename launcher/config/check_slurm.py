@@ -3,14 +3,17 @@
 import re
 from dataclasses import fields
 
-from launcher.config.choices import ContainerRuntime, SlurmAgent, SubmitKind
+from launcher.config.choices import ContainerRuntime, Device, SlurmAgent, SubmitKind
 from launcher.config.docker import DockerConfig
 from launcher.config.places import ClusterConfig, SlurmConfig
 from launcher.config.schema import Config
-from launcher.config.times import seconds
+from launcher.config.slurm_options import check_options
+from launcher.config.times import limit, seconds
 from launcher.errors import ConfigError
 
 KEY = "submit.slurm"
+LEAD = 30.0
+"""Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
 
 
 def check_submit(config: Config) -> None:
@@ -19,12 +22,12 @@ def check_submit(config: Config) -> None:
     for other in (SubmitKind.slurm, SubmitKind.docker):
         if other is not kind:
             _check_unused(kind, other, getattr(config.submit, other.name))
+    if kind is not SubmitKind.local:
+        _check_empty(kind, getattr(config.submit, kind.name))
     if kind is not SubmitKind.slurm:
         return
-    if slurm.signal_before is not None:
-        seconds(slurm.signal_before, f"{KEY}.signal_before")
-    if slurm.gres is not None and slurm.gpus_per_node is not None:
-        raise ConfigError(f"{KEY}.gres", slurm.gres, "stands beside gpus_per_node: give one of them")
+    _check_signal(config)
+    _check_gres(slurm, config.cluster)
     for key, least in (("requeue", 0), ("cpus_per_task", 1), ("gpus_per_node", 0), ("array_parallelism", 1)):
         value = getattr(slurm, key)
         if value is not None and value < least:
@@ -32,6 +35,7 @@ def check_submit(config: Config) -> None:
     for index, one in enumerate(slurm.env):
         if not re.match(r"[A-Za-z_]\w*=", one, re.ASCII):
             raise ConfigError(f"{KEY}.env[{index}]", one, "must be NAME=VALUE")
+    check_options(slurm)
     _check_container(slurm)
     if slurm.agent is SlurmAgent.none:
         _check_without_agent(config)
@@ -44,6 +48,53 @@ def _check_unused(kind: SubmitKind, other: SubmitKind, section: SlurmConfig | Do
         if value != getattr(unused, one.name):
             problem, hint = f"has no effect: submit is {kind.name}", f"submit={other.name}, or leave it out"
             raise ConfigError(f"submit.{other.name}.{one.name}", value, problem, hint=hint)
+
+
+def _check_empty(kind: SubmitKind, section: SlurmConfig | DockerConfig) -> None:
+    """That no text is empty, which Slurm and Docker would take for a value."""
+    for one in fields(section):
+        key, value = f"submit.{kind.name}.{one.name}", getattr(section, one.name)
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(key, f"'{value}'", "is empty", hint="leave it out for the default")
+        for index, item in enumerate(value if isinstance(value, list) and one.name != "setup" else ()):
+            if not item.strip():
+                raise ConfigError(f"{key}[{index}]", f"'{item}'", "is empty", hint="leave it out")
+
+
+def lead(config: Config) -> float:
+    """Seconds before the time limit at which a job is told to stop. Raises ConfigError."""
+    before = config.submit.slurm.signal_before
+    if before is not None:
+        return seconds(before, f"{KEY}.signal_before")
+    return seconds(config.checkpoint.stop_within, "checkpoint.stop_within") + LEAD
+
+
+def _check_signal(config: Config) -> None:
+    """That a job is told to stop after it starts, and early enough to save."""
+    slurm, told = config.submit.slurm, lead(config)
+    within = seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
+    if told < within:
+        problem = f"is shorter than checkpoint.stop_within, {within:g} s: a save would be cut"
+        raise ConfigError(f"{KEY}.signal_before", slurm.signal_before, problem)
+    allowed = None if slurm.time is None else limit(slurm.time)
+    if allowed is not None and told >= allowed:
+        given = "checkpoint.stop_within and 30 s" if slurm.signal_before is None else f"{KEY}.signal_before"
+        problem = f"the job would be told to stop at its start: {told:g} s ({given}) before this limit"
+        raise ConfigError(f"{KEY}.time", slurm.time, problem, hint="a longer time, or tell it later")
+
+
+def _check_gres(slurm: SlurmConfig, cluster: ClusterConfig) -> None:
+    """That it is said what ranks compute on, where that stands in Slurm's own words alone."""
+    if slurm.gres is None:
+        return
+    if slurm.gpus_per_node is not None:
+        raise ConfigError(f"{KEY}.gres", slurm.gres, "stands beside gpus_per_node: give one of them")
+    problem = f"must be given with {KEY}.gres, which doesn't say here how many GPUs a node has"
+    if cluster.device is Device.auto:
+        hint = "cluster.device=cuda cluster.ranks_per_node=N; cluster.device=cpu where these are no GPUs"
+        raise ConfigError("cluster.device", cluster.device, problem, hint=hint)
+    if cluster.device is Device.cuda and cluster.ranks_per_node == "auto":
+        raise ConfigError("cluster.ranks_per_node", "auto", problem, hint="cluster.ranks_per_node=N")
 
 
 def _check_container(slurm: SlurmConfig) -> None:

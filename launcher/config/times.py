@@ -12,6 +12,7 @@ _UNITS = {
 }
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 _CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})")
+_LIMIT = re.compile(r"(?:([0-9]+)-)?([0-9]+(?::[0-9]+){0,2})")
 _ALLOWED = "a time is `90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`; a bare number is seconds"
 
 
@@ -44,3 +45,18 @@ def seconds(value: object, key: str) -> float:
     if not found > 0:
         raise ConfigError(key, value, "must be above 0", hint=_ALLOWED)
     return found
+
+
+def limit(text: str) -> float | None:
+    """The seconds of a time limit as Slurm reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None: none of these."""
+    form = _LIMIT.fullmatch(text.strip())
+    if form is None:
+        return None
+    days, numbers = form[1], [int(one) for one in form[2].split(":")]
+    if days is not None:
+        hours, minutes, rest = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, rest = numbers
+    else:
+        hours, minutes, rest = 0, *[*numbers, 0][:2]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest)

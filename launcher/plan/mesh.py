@@ -155,12 +155,25 @@ def solve_world(
     count = automatic if asked == "auto" else asked
     if strategy is StrategyName.single and count * nodes > 1:
         raise ConfigError("strategy", "single", f"runs on one rank, not on {count * nodes}", hint="strategy=ddp")
-    notes: list[str] = []
+    notes = _unused_gpus(submit, device, count, gpus)
     if device is Device.cuda and count > gpus:
         raise ConfigError("cluster.ranks_per_node", count, f"there are {gpus} GPUs, and a rank needs one of its own")
     if device is Device.cpu and cores is not None and count > cores:
         notes.append(f"{count} ranks share {cores} cores: right, but slower than {cores} ranks")
     return World(nodes, count, device, tuple(notes))
+
+
+def _unused_gpus(submit: SubmitConfig, device: Device, ranks: int, gpus: int) -> list[str]:
+    """A note where a node is asked to have GPUs that its ranks don't use."""
+    slurm = submit.slurm
+    if submit.kind is SubmitKind.slurm and slurm.gres is not None and device is Device.cpu:
+        is_gpus = slurm.gres.startswith(("gpu", "gres/gpu"))
+        return [f"submit.slurm.gres={slurm.gres}: the ranks compute on CPU, and use no GPU"] if is_gpus else []
+    key = {SubmitKind.slurm: "submit.slurm.gpus_per_node", SubmitKind.docker: "submit.docker.gpus"}.get(submit.kind)
+    used = ranks if device is Device.cuda else 0
+    if key is None or used >= gpus:
+        return []
+    return [f"{key}: the ranks of a node use {used} of its {gpus} GPUs"]
 
 
 def solve_mesh(mesh: MeshConfig, world_size: int, strategy: StrategyName) -> Mesh:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from ctypes.util import find_library
 from typing import Any
 
-from launcher.config.choices import Device, Offload, PrecisionName, ReduceEach
+from launcher.config.choices import Device, Offload, PrecisionName, ReduceEach, SubmitKind
 from launcher.config.parallel import StrategyConfig
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, nearest
@@ -106,7 +106,7 @@ def check_zero(config: Config, world: World, batch: Mapping[str, Any]) -> list[s
         return []
     _check_precision(config, world.device)
     _check_optimizer(config.optimizer, strategy.name.value)
-    _check_offload(strategy)
+    _check_offload(strategy, config.submit.kind)
     if strategy.name.zero_stage == 1 and strategy.reduce_each is ReduceEach.micro_batch:
         problem = "zero1 keeps whole gradients, so they are reduced once a window"
         raise ConfigError("strategy.reduce_each", strategy.reduce_each, problem, hint="strategy=zero2")
@@ -179,7 +179,7 @@ def _check_optimizer(optimizer: Mapping[str, Any], strategy: str) -> None:
         raise ConfigError("optimizer.elementwise", said, problem, hint=hint)
 
 
-def _check_offload(strategy: StrategyConfig) -> None:
+def _check_offload(strategy: StrategyConfig, place: SubmitKind) -> None:
     stage, offload = strategy.name.zero_stage, strategy.offload
     if offload in (Offload.cpu, Offload.nvme) and stage < 3:
         problem = f"takes parameters too, which {strategy.name.value} keeps on every rank"
@@ -187,7 +187,7 @@ def _check_offload(strategy: StrategyConfig) -> None:
     if offload is Offload.nvme:
         if strategy.nvme_path is None:
             raise ConfigError("strategy.nvme_path", None, "must be the folder that strategy.offload=nvme writes to")
-        if find_library("aio") is None:
+        if place is SubmitKind.local and find_library("aio") is None:  # elsewhere the ranks have another machine
             problem = "needs the library libaio, which isn't installed here"
             raise ConfigError("strategy.offload", offload, problem, hint="install libaio, or strategy.offload=cpu")
 

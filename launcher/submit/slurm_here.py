@@ -12,8 +12,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launcher import slurm_job
+from launcher.config.check_slurm import LEAD
 from launcher.config.choices import SubmitKind
 from launcher.config.schema import Config
+from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError
 from launcher.lock import let_go
 from launcher.plan.plan import Plan
@@ -24,9 +26,11 @@ from launcher.submit.slurm_script import SCRIPT, Scripts
 
 _OF_SBATCH = (
     *("partition", "account", "qos", "time", "gres", "mem", "constraint", "reservation", "exclude", "cpus_per_task"),
-    *("gpus_per_node", "sbatch", "signal_before", "array_parallelism"),
+    *("gpus_per_node", "sbatch", "array_parallelism"),
 )
 """Keys of submit.slurm that are settled once a job is there."""
+TOLD = 90.0
+"""Seconds before its time limit at which slurm/train.sbatch asks for the job to be told to stop."""
 
 
 class Here(Slurm):
@@ -41,7 +45,22 @@ class Here(Slurm):
         if plan.nodes != nodes:
             key = "submit.slurm.nodes" if self._config.submit.slurm.nodes is not None else "cluster.nodes"
             raise ConfigError(key, plan.nodes, f"this job has {nodes}", hint=f"sbatch --nodes={plan.nodes}")
+        self._check_told()
         return super().render(run, plan)
+
+    def _check_told(self) -> None:
+        """That the job is told to stop early enough to save. Slurm doesn't say when: signal_before can.
+
+        Raises:
+            ConfigError: it isn't.
+        """
+        given = self._config.checkpoint.stop_within
+        within = seconds(given, "checkpoint.stop_within")
+        if self._config.submit.slurm.signal_before is None and within > TOLD:
+            problem = f"slurm/train.sbatch has the job told {TOLD:g} s before its time limit: a save would be cut"
+            before = round(within + LEAD)
+            hint = f"sbatch --signal=B:USR1@{before}, and submit.slurm.signal_before={before} to say so"
+            raise ConfigError("checkpoint.stop_within", given, problem, hint=hint)
 
     def submit(self, run: RunDir, plan: Plan, launch: Launch, console: Console, *, live: bool) -> int:
         assert launch.script_text is not None

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.config.check_slurm import lead
 from launcher.config.choices import ContainerRuntime, Device, SlurmAgent
 from launcher.config.compose import shipped
 from launcher.config.schema import Config
-from launcher.config.times import seconds
 from launcher.errors import ConfigError
 from launcher.plan.mesh import least_nodes
 from launcher.plan.plan import Plan
@@ -17,8 +17,6 @@ from launcher.run_dir import RunDir
 from launcher.submit.base import Launch, node_argv, node_environment
 
 SCRIPT = "job.sbatch"
-LEAD = 30.0
-"""Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
 IN_CONTAINER = "python3"
 """The interpreter of a container's image."""
 _NO_NAME = re.compile(r"[^\w.+-]+")
@@ -36,7 +34,7 @@ class Scripts:
 
     def of_run(self, run: RunDir, plan: Plan) -> Launch:
         """The job of one run."""
-        options = [f"--output={run.logs}/slurm_%j.out", *self.options(plan)]
+        options = [f"--output={_literal(run.logs)}/slurm_%j.out", *self.options(plan)]
         text = self._script(options, plan, [f"run={shlex.quote(str(run.path))}"])
         argv = [[*self._start(plan), str(run.path)]] * plan.nodes
         return Launch(argv, self._environment(plan), script=str(run.path / SCRIPT), script_text=text)
@@ -45,14 +43,19 @@ class Scripts:
         """One array for `runs`, which ask for the same as `plan` does. Its output goes below `folder`."""
         most = self._slurm.array_parallelism
         array = f"--array=0-{len(runs) - 1}" + ("" if most is None else f"%{most}")
-        options = [array, f"--output={folder}/logs/slurm_%A_%a.out", *self.options(plan)]
+        options = [array, f"--output={_literal(folder)}/logs/slurm_%A_%a.out", *self.options(plan)]
         what = [f"runs=({shlex.join(str(run.path) for run in runs)})", 'run="${runs[$SLURM_ARRAY_TASK_ID]}"']
         return self._script(options, plan, what)
+
+    def shared(self, plan: Plan) -> list[str]:
+        """The lines of an array's script that follow from a run's configuration, but for its folder and its name."""
+        lines = self.of_array(Path("/"), [RunDir(Path("/run"))], plan).splitlines()
+        return [one for one in lines if not one.startswith("#SBATCH --job-name=")]
 
     def of_report(self, folder: Path, plan: Plan) -> str:
         """A small job that writes the report of the sweep in `folder`."""
         named = ("partition", "account", "qos", "reservation")
-        options = ["--job-name=report", f"--output={folder}/logs/report_%j.out", *self._given(named)]
+        options = ["--job-name=report", f"--output={_literal(folder)}/logs/report_%j.out", *self._given(named)]
         command = [sys.executable, "-m", "launcher", "report", str(folder)]
         return _text([*self._head(options, plan), f"exec {shlex.join(command)}"])
 
@@ -69,7 +72,7 @@ class Scripts:
         yield from self._cores(plan)
         named = ("gpus_per_node", "gres", "mem", "partition", "account", "qos", "time")
         yield from self._given((*named, "constraint", "reservation", "exclude"))
-        yield f"--signal=B:USR1@{self._lead()}"
+        yield f"--signal=B:USR1@{round(lead(self._config))}"
         yield "--requeue" if slurm.requeue else "--no-requeue"
         yield from self._no_kill(plan)
         yield from slurm.sbatch
@@ -161,11 +164,10 @@ class Scripts:
                 own.append(f"--container-mounts={','.join(slurm.container_mounts)}")
         return [*own, *slurm.srun]
 
-    def _lead(self) -> int:
-        """Seconds before the time limit at which the job is told to stop."""
-        within = seconds(self._config.checkpoint.stop_within, "checkpoint.stop_within")
-        before = self._slurm.signal_before
-        return round(within + LEAD if before is None else seconds(before, "submit.slurm.signal_before"))
+
+def _literal(path: Path) -> str:
+    """A folder in the name of an output, in which Slurm replaces ``%j`` and the like."""
+    return str(path).replace("%", "%%")
 
 
 def _quoted(option: str) -> str:

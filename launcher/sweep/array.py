@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from launcher.sweep.members import Member
 from launcher.sweep.progress import following
 
 SCRIPT, REPORT = "array.sbatch", "report.sbatch"
+_OF_CLUSTER = ("nodes", "ranks_per_node", "device", "min_nodes")
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,40 @@ def check_array(members: Sequence[Member]) -> None:
     """That the members can be one array.
 
     Raises:
-        ConfigError: some run elsewhere, or they ask for different things.
+        ConfigError: some run elsewhere, or their scripts would differ.
     """
     queued = [one for one in members if one.is_queued]
     if queued and len(queued) < sum(one.drafted is not None for one in members):
         raise ConfigError("submit", "slurm", "all runs of a sweep start in one place: some of these are not for Slurm")
     planned = [one for one in queued if one.prepared is not None]
     for other in planned[1:]:
-        asked = [set(_backend(one).scripts.options(_plan(one))) for one in (planned[0], other)]
-        if asked[0] != asked[1]:
-            differing = ", ".join(sorted(asked[0] ^ asked[1]))
-            text = f"{other.name} asks Slurm for other things than {planned[0].name}: {differing}"
-            raise LauncherError(f"{text}\n  runs of one array ask for the same; give these a sweep of their own")
+        scripts = [_backend(one).scripts.shared(_plan(one)) for one in (planned[0], other)]
+        if scripts[0] != scripts[1]:
+            raise _difference(planned[0], other, *scripts)
+
+
+def _difference(first: Member, other: Member, *scripts: list[str]) -> LauncherError:
+    """Why two members can't be one array: the key in which they differ, or the lines of their scripts."""
+    lines = [", ".join(one for one in scripts[a] if one not in scripts[1 - a]) for a in (0, 1)]
+    problem = f"{other.name} would have another batch script than {first.name}: {lines[1]} instead of {lines[0]}"
+    hint = "runs of one array share a script; give these a sweep of their own"
+    asked = [_asked(one) for one in (first, other)]
+    for key, value in asked[1].items():
+        if value != asked[0][key]:
+            return ConfigError(key, value, problem, hint=hint)
+    return LauncherError(f"{problem}\n  {hint}")
+
+
+def _asked(member: Member) -> dict[str, Any]:
+    """What a member's batch script follows from, by its keys."""
+    assert member.drafted is not None
+    config = member.drafted.config
+    return {
+        **{f"submit.slurm.{name}": value for name, value in vars(config.submit.slurm).items()},
+        **{f"cluster.{name}": getattr(config.cluster, name) for name in _OF_CLUSTER},
+        "checkpoint.stop_within": config.checkpoint.stop_within,
+        "strategy": config.strategy.name,
+    }
 
 
 def submit_array(members: Sequence[Member], folder: Path, console: Console) -> Array:

@@ -122,3 +122,27 @@ def test_a_plan_in_updates_imports_no_torch_in_its_own_process(tmp_path):
     said = _process(MODULES, "plan", "training.duration=3 updates", *TWO_RANKS, cwd=tmp_path)
     assert said == "0 []\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "instead"),
+    [
+        ("submit.slurm.env=['TOKEN=${oc.env:SECRET}']", "submit.slurm.env[0]", "export it where the command is given"),
+        ("submit.slurm.account='${oc.env:SECRET}'", "submit.slurm.account", "write the value"),
+        ("submit.docker.options=['--env=TOKEN=${oc.env:SECRET}']", "submit.docker.options[0]", "submit.docker.env="),
+    ],
+)
+def test_no_secret_is_rendered(command, monkeypatch, override, key, instead):
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    said = command("plan", "--json", "cluster.device=cpu", f"submit={key.split('.')[1]}", override)
+    assert said.code == 2
+    assert f"{key}=" in said.err
+    assert instead in said.err
+    assert "s3cr3t" not in said.out + said.err
+
+
+@pytest.mark.parametrize("key", ["submit.slurm.array_parallelism", "submit.docker.parallelism"])
+def test_one_run_has_none_beside_it(command, key):
+    said = command("plan", "cluster.device=cpu", f"submit={key.split('.')[1]}", f"{key}=3")
+    assert said.code == 2
+    assert f"{key}=3: says how many runs of a sweep" in said.err

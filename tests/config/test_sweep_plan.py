@@ -212,5 +212,27 @@ def test_a_sweep_on_slurm_is_one_array_or_none(command) -> None:
     assert command("plan", "-m", "submit=slurm", "cluster.device=cpu", "run.seed=1,2").code == 0
     mixed = command("plan", "-m", "submit=slurm,local", "cluster.device=cpu")
     assert (mixed.code, "all runs of a sweep start in one place" in mixed.err) == (2, True)
-    sizes = command("plan", "-m", "submit=slurm", "cluster.device=cpu", "submit.slurm.mem=1G,2G")
-    assert (sizes.code, "--mem=1G, --mem=2G" in sizes.err) == (2, True)
+    named = command("plan", "-m", "submit=slurm", "cluster.device=cpu", "run.name=a,b")
+    assert named.code == 0, named.err
+
+
+@pytest.mark.parametrize(
+    ("swept", "said"),
+    [
+        ("submit.slurm.mem=1G,2G", "submit.slurm.mem=2G: "),
+        ("submit.slurm.container_image=a.sqsh,b.sqsh", "submit.slurm.container_image=b.sqsh: "),
+        ("submit.slurm.agent=torchrun,none", "submit.slurm.agent=none: "),
+        ("submit.slurm.requeue=1,5", "submit.slurm.requeue=5: "),
+        ("submit.slurm.array_parallelism=1,5", "submit.slurm.array_parallelism=5: "),
+        ("submit.slurm.env=['A=1'],['A=2']", "export A=2 instead of export A=1"),
+        ("submit.slurm.setup=[a],[b]", "submit.slurm.setup=['b']: "),
+        ("cluster.ranks_per_node=1,2", "cluster.ranks_per_node=2: "),
+        ("checkpoint.stop_within=10,20", "checkpoint.stop_within=20: "),
+    ],
+)
+def test_runs_of_an_array_have_one_script(command, monkeypatch, swept, said) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    answer = command("plan", "-m", "submit=slurm", "cluster.device=cpu", "submit.slurm.cpus_per_task=8", swept)
+    assert answer.code == 2
+    assert said in answer.err
+    assert "would have another batch script than run 0" in answer.err

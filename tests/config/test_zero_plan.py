@@ -96,6 +96,7 @@ def test_nvme_needs_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.plan.zero.find_library", lambda name: None)
     with pytest.raises(ConfigError, match="libaio"):
         plan("zero3", "strategy.offload=nvme", "strategy.nvme_path=/tmp")
+    plan("zero3", "strategy.offload=nvme", "strategy.nvme_path=/tmp", "submit=slurm")  # another machine's
 
 
 def test_one_rank_has_nothing_to_divide() -> None:

@@ -1,13 +1,14 @@
 """A run in the job that is around the command: what the job says, and what it leaves no room for."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from configs import config_text
 
-from launcher.commands import train
-from launcher.config.compose import Arguments, compose, hydra_session
+from launcher.commands import plan, train
+from launcher.config.compose import Arguments, compose, hydra_session, shipped
 from launcher.config.validate import parse
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import Facts
@@ -53,14 +54,23 @@ def test_what_the_job_leaves_no_room_for(job: dict[str, str], tmp_path: Path) ->
         job_overrides(["submit.slurm.time=4:00:00"], JOB)
     with pytest.raises(LauncherError, match="this is no job of Slurm: SLURM_JOB_NUM_NODES is missing"):
         job_overrides([], {})
-    with pytest.raises(LauncherError, match="a sweep queues an array of jobs"):
-        train(["-m", "run.seed=1,2"])
+    for command in (train, plan):
+        with pytest.raises(LauncherError, match="a sweep queues an array of jobs"):
+            command(["-m", "run.seed=1,2"])
     moving = ["hydra.run.dir=a_${now:%H}", "run.name=a_${now:%H}"]
     for override, key in (("submit=local", "submit"), *((one, "hydra.run.dir") for one in moving)):
         arguments = Arguments(["submit=slurm"] * (key != "submit") + [override])
         with hydra_session(arguments) as hydra, pytest.raises(ConfigError) as refused:
             check_place(compose(hydra, arguments))
         assert refused.value.key == key
+
+
+def test_a_plan_in_a_job_is_that_of_a_run_there(job: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["--json", "cluster.device=cpu"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["nodes"], "--cpus-per-task=8" in made["launch"]["script_text"]) == (2, True)
+    with pytest.raises(ConfigError, match="submit=local: the ranks start in the job around this command"):
+        plan(["submit=local"])
 
 
 def test_a_job_of_other_nodes_than_the_runs_is_refused(job: dict[str, str], tmp_path: Path) -> None:
@@ -71,8 +81,26 @@ def test_a_job_of_other_nodes_than_the_runs_is_refused(job: dict[str, str], tmp_
         backend.render(RunDir(tmp_path), make_plan(config, Facts()))
 
 
-def test_outside_of_a_job_one_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_the_job_has_no_time_for_is_refused(job: dict[str, str], tmp_path: Path) -> None:
+    shipped_script = (shipped("slurm") / "train.sbatch").read_text(encoding="utf-8")
+    assert f"#SBATCH --signal=B:USR1@{slurm_here.TOLD:g}\n" in shipped_script
+
+    def render(*overrides: str) -> None:
+        config = parse(config_text("submit=slurm", "cluster.nodes=2", "cluster.device=cpu", *overrides))
+        choose_job(config).render(RunDir(tmp_path), make_plan(config, Facts()))
+
+    render("checkpoint.stop_within=90")
+    with pytest.raises(ConfigError, match=r"checkpoint\.stop_within=120: .*told 90 s .*\s+sbatch --signal=B:USR1@150"):
+        render("checkpoint.stop_within=120")
+    assert job_overrides(["submit.slurm.signal_before=150"], JOB)
+    render("checkpoint.stop_within=120", "submit.slurm.signal_before=150")
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_outside_of_a_job_one_is_queued(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     monkeypatch.delenv("LAUNCHER_IN_JOB", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LAUNCHER_IN_JOB", value)
     assert type(choose_job(parse(config_text("submit=slurm")))) is Slurm
 
 

@@ -10,6 +10,9 @@ import pytest
 from configs import config_text
 
 from launcher.config.choices import Device
+from launcher.config.places import SlurmConfig
+from launcher.config.slurm_options import check_options
+from launcher.config.times import limit
 from launcher.config.validate import parse
 from launcher.errors import ConfigError
 from launcher.lock import Owner
@@ -151,6 +154,17 @@ def test_h03_ranks_follow_from_the_gpus_that_are_asked_for() -> None:
         (["submit.slurm.agent=none", "training.max_restarts=2"], "training.max_restarts"),
         (["submit.slurm.agent=none", "cluster.nodes=2", "cluster.min_nodes=1"], "cluster.min_nodes"),
         (["submit.slurm.agent=none", "cluster.wait_for_nodes=5 seconds"], "cluster.wait_for_nodes"),
+        (["submit.slurm.gres='gpu:4'"], "cluster.device"),
+        (["submit.slurm.signal_before=10", "checkpoint.stop_within=60"], "submit.slurm.signal_before"),
+        (["submit.slurm.time='1'"], "submit.slurm.time"),
+        (["submit.slurm.time='0:10:00'", "submit.slurm.signal_before='15 minutes'"], "submit.slurm.time"),
+        (["submit.slurm.time='0-1'", "checkpoint.stop_within='1 hours'"], "submit.slurm.time"),
+        (["submit.slurm.time="], "submit.slurm.time"),
+        (["submit.slurm.partition=' '"], "submit.slurm.partition"),
+        (["submit.slurm.srun=['']"], "submit.slurm.srun[0]"),
+        (["submit=docker", "submit.docker.network="], "submit.docker.network"),
+        (["submit.slurm.sbatch=['nodes=7']"], "submit.slurm.sbatch[0]"),
+        (["submit.slurm.agent=none", "submit.slurm.srun=['--kill-on-bad-exit=0']"], "submit.slurm.srun[0]"),
         (["submit=local", "submit.slurm.nodes=2"], "submit.slurm.nodes"),
         (["submit=local", "submit.slurm.time='5'"], "submit.slurm.time"),
     ],
@@ -159,6 +173,70 @@ def test_what_a_job_cannot_be(overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_plan(parse(config_text("submit=slurm", *overrides)), Facts())
     assert refused.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "srun", "said"),
+    [
+        (["--comment=x", "--nodes=7"], [], r"sbatch\[1\]=--nodes=7: .*--nodes itself\s+what says it is cluster\.nodes"),
+        (["--outp=/dev/null"], [], "sets --output itself"),
+        (["-HN 7"], [], "sets --nodes itself"),
+        (["-o/dev/null"], [], "sets --output itself"),
+        (["--no-requeue"], [], r"submit\.slurm\.requeue=0"),
+        (["--gpus=2"], [], r"submit\.slurm\.gpus_per_node"),
+        ([], ["-n4"], r"cluster\.ranks_per_node"),
+        ([], ["--export=NONE"], r"submit\.slurm\.env"),
+    ],
+)
+def test_options_that_the_launcher_sets_are_refused(sbatch: list[str], srun: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_options(SlurmConfig(sbatch=sbatch, srun=srun))
+
+
+def test_other_options_are_handed_on() -> None:
+    sbatch = ["--mail-type=END", "--nodelist=node3", "--exclusive", "--hold", "-H", "-w node3", "--mem-per-cpu=2G"]
+    check_options(SlurmConfig(sbatch=sbatch, srun=["--cpu-bind", "cores", "--kill-on-bad-exit=0", "-l"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("2:00:00", 7200),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-0:0:5", 86405),
+        ("UNLIMITED", None),
+    ],
+)
+def test_a_limit_is_what_slurm_takes_it_for(text: str, seconds: float | None) -> None:
+    assert limit(text) == seconds
+
+
+def test_gpus_that_no_rank_uses_are_noted() -> None:
+    def notes(*overrides: str) -> list[str]:
+        return make_plan(parse(config_text(*overrides)), Facts()).notes
+
+    asked = ("submit=slurm", "submit.slurm.gpus_per_node=4")
+    unused = "submit.slurm.gpus_per_node: the ranks of a node use {} of its 4 GPUs"
+    assert unused.format(0) in notes(*asked, "cluster.device=cpu")
+    assert unused.format(2) in notes(*asked, "cluster.ranks_per_node=2")
+    assert not any("GPU" in one for one in notes(*asked))
+    gres = ("submit=slurm", "cluster.device=cpu")
+    assert any("use no GPU" in one for one in notes(*gres, "submit.slurm.gres='gpu:4'"))
+    assert not any("GPU" in one for one in notes(*gres, "submit.slurm.gres='tmpfs:4'"))
+
+
+def test_a_percent_sign_in_a_folder_is_no_symbol_of_slurms(run: RunDir) -> None:
+    config = parse(config_text(*KEYS))
+    scripts, plan, here = Scripts(config), make_plan(config, Facts()), Path("/a%j")
+    one = scripts.of_run(RunDir(here), plan).script_text
+    assert one is not None
+    assert "#SBATCH --output=/a%%j/logs/slurm_%j.out\n" in one
+    assert "run=/a%j\n" in one
+    assert "#SBATCH --output=/a%%j/logs/slurm_%A_%a.out\n" in scripts.of_array(here, [run], plan)
+    assert "#SBATCH --output=/a%%j/logs/report_%j.out\n" in scripts.of_report(here, plan)
 
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
