@@ -21,11 +21,12 @@ from launcher.observe.status import render_status
 from launcher.observe.text import critical_batch_text, value_text
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
+from launcher.plan.noise_scale import FEWEST
 from launcher.plan.plan import Plan, make_plan
 from launcher.report.read import read
 from launcher.report.write import markdown, report
 from launcher.run_dir import RunDir
-from launcher.train.noise_scale import FEWEST, Averages, Estimate, split
+from launcher.train.noise_scale import Averages, Estimate, split
 
 
 def test_two_sizes_tell_signal_and_noise_apart():
