@@ -179,9 +179,10 @@ def _composed_run(hydra: Hydra, arguments: Arguments) -> DictConfig | None:
     return None if goes_on or composed.hydra.mode is RunMode.MULTIRUN else composed
 
 
-def prepare_one(hydra: Hydra, arguments: Arguments) -> Prepared:
-    """The one run of a command that has no folder for it. Raises LauncherError."""
-    return _prepare(compose(hydra, arguments), arguments)
+def prepare_one(hydra: Hydra, options: Namespace, arguments: Arguments) -> Prepared | None:
+    """The one run of a command that has no folder for it; None: a sweep is asked for. Raises LauncherError."""
+    composed = _composed(hydra, options, arguments)
+    return None if composed is None else _prepare(composed, arguments)
 
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:

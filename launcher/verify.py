@@ -28,10 +28,11 @@ _HEAD = f"{'strategy':<32} {'recompute':<9} {'layout':<8} {'moves':>6} {'loss':>
 def verify(argv: Sequence[str]) -> int:
     """Runs a few updates under every strategy on this machine and prints a row for each. Returns the exit code."""
     options, arguments = parse_arguments("verify", argv)
-    if options.multirun:
-        raise LauncherError("a sweep can't be verified: leave out --multirun, and verify one configuration")
     with hydra_session(arguments) as hydra:
-        prepared = prepare_one(hydra, arguments)
+        prepared = prepare_one(hydra, options, arguments)
+    if prepared is None:
+        asks = "--multirun" if options.multirun else "what asks for it (sweep=…, sweep.resume or hydra.mode=MULTIRUN)"
+        raise LauncherError(f"a sweep can't be verified: leave out {asks}, and verify one configuration")
     if not isinstance(prepared.backend, Local):
         kind = parse(prepared.text).submit.kind
         raise ConfigError("submit", kind, "verify runs on this machine, by itself", hint="submit=local")

@@ -61,8 +61,9 @@ def check_targets(targets: TargetsConfig, *, is_validated: bool) -> None:
             raise ConfigError(f"targets.{name}", value, "must be a number above 0; null: none is stated")
     given = [(key, value) for key, value in bounds if value is not None]
     if metric.name is not None and len(given) != 1:
-        both = "one of them" if given else "one of targets.metric.at_least and targets.metric.at_most"
-        raise ConfigError("targets.metric.name", metric.name, f"needs {both}")
+        names = " and ".join(f"{key}={value:g}" if given else key for key, value in bounds)
+        problem = f"can't have both {names}" if given else f"needs one of {names}"
+        raise ConfigError("targets.metric.name", metric.name, problem, hint="leave one of them out" if given else "")
     if metric.name is None and given:
         raise ConfigError(*given[0], "is the bound of no metric", hint="targets.metric.name=accuracy")
     _check_quality(targets, is_validated=is_validated)

@@ -22,12 +22,12 @@ from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueE
 from yaml import YAMLError
 
 from launcher.config.check_slurm import check_submit
-from launcher.config.choices import BatchNormPatch
+from launcher.config.choices import BatchNormPatch, LossSpike
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.docker import check_docker
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
-from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig
+from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig, TrainingConfig
 from launcher.config.targets import check_targets
 from launcher.config.times import seconds
 from launcher.errors import ConfigError, LauncherError, nearest
@@ -170,21 +170,33 @@ def _check_numbers(config: Config) -> None:
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")
-    if not 0 < config.training.loss_spike_deviations < float("inf"):
-        raise ConfigError(
-            "training.loss_spike_deviations", config.training.loss_spike_deviations, "must be a number above 0"
-        )
-    if config.training.loss_spike_window < 10:
-        raise ConfigError("training.loss_spike_window", config.training.loss_spike_window, "must be at least 10")
-    memory = config.training.noise_scale_memory
-    if not 1 <= memory < float("inf"):
-        raise ConfigError("training.noise_scale_memory", memory, "must be a number of at least 1")
+    _check_watches(config.training)
     if config.checkpoint.keep_last < 1:
         raise ConfigError("checkpoint.keep_last", config.checkpoint.keep_last, "must be at least 1")
     if config.data.workers < 0:
         raise ConfigError("data.workers", config.data.workers, "must be at least 0")
     if not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", config.run.seed, "must be a whole number from 0 to 2^63 - 1")
+
+
+def _check_watches(training: TrainingConfig) -> None:
+    """What is watched of losses and gradients, and how."""
+    if not 0 < training.loss_spike_deviations < float("inf"):
+        raise ConfigError("training.loss_spike_deviations", training.loss_spike_deviations, "must be a number above 0")
+    if training.loss_spike_window < 10:
+        raise ConfigError("training.loss_spike_window", training.loss_spike_window, "must be at least 10")
+    memory, plain = training.noise_scale_memory, TrainingConfig()
+    if not 1 < memory < float("inf"):
+        problem = "must be a number above 1: a single measurement doesn't say how they scatter"
+        raise ConfigError("training.noise_scale_memory", memory, problem)
+    if training.noise_scale is None and memory != plain.noise_scale_memory:
+        problem = "has no effect: training.noise_scale is null"
+        raise ConfigError("training.noise_scale_memory", memory, problem, hint="training.noise_scale='10 updates'")
+    for name in ("loss_spike_deviations", "loss_spike_window"):
+        value = getattr(training, name)
+        if training.loss_spike is LossSpike.none and value != getattr(plain, name):
+            problem = "has no effect: training.loss_spike is none"
+            raise ConfigError(f"training.{name}", value, problem, hint="training.loss_spike=skip or rollback")
 
 
 def _check_times(config: Config) -> None:

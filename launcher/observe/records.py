@@ -84,15 +84,30 @@ def latest_updates(path: Path) -> list[Record]:
     return [one for one in train if one.get("attempt", 0) == train[-1].get("attempt", 0)]
 
 
+def latest_with(path: Path, field: str, attempt: int) -> Record | None:
+    """The last training record from `attempt` on in which `field` isn't null. The file is read from its end, as far as
+    it takes."""
+    length = _END
+    while True:
+        train = [one for one in _last_records(path, length) if one.get("kind") == "train"]
+        found = [one for one in train if one.get(field) is not None and one.get("attempt", 0) >= attempt]
+        if found:
+            return found[-1]
+        is_before = bool(train) and train[0].get("attempt", 0) < attempt
+        if is_before or not path.exists() or length >= path.stat().st_size:
+            return None
+        length *= 8
+
+
 def next_attempt(path: Path) -> int:
     """The number of the attempt that goes on: one above the highest that has written a line; 0 for the first."""
     return 1 + max((int(one.get("attempt", 0)) for one in _last_records(path)), default=-1)
 
 
-def _last_records(path: Path) -> list[Record]:
+def _last_records(path: Path, length: int = _END) -> list[Record]:
     try:
         with open(path, "rb") as file:
-            start = max(0, file.seek(0, 2) - _END)
+            start = max(0, file.seek(0, 2) - length)
             file.seek(start)
             data = file.read()
     except FileNotFoundError:

@@ -3,7 +3,6 @@
 import shlex
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
-from launcher.observe.records import Record, latest_updates, pace, seconds_left
+from launcher.observe.records import latest_updates, latest_with, pace, seconds_left
 from launcher.observe.text import critical_batch_text, duration_text, loss_text, rate_text, reached_text
 from launcher.run_dir import RunDir, State
 from launcher.slurm_job import Job, is_there, look_up
@@ -51,7 +50,7 @@ class RunStatus:
     checkpoint: int | None = None
     """The update of the newest complete checkpoint."""
     critical_batch: str = ""
-    """As it was measured last, in words."""
+    """The last one that is known, in words."""
     reached: str | None = None
     """When it has come to its targets, in words."""
     job: Job | None = None
@@ -113,16 +112,21 @@ def read_run(run_dir: Path) -> RunStatus:
         heartbeat_age=max(0.0, time.time() - heartbeat) if heartbeat else None,
         error=_error_text(status.get("error")),
         is_gone=_is_gone(status),
-        critical_batch=_critical_batch(recent),
+        critical_batch=_critical_batch(run, plan, attempt),
         reached=reached_text(status["reached"]) if status.get("reached") else None,
         job=job if job is not None and not job.has_ended else None,
         checkpoint=newest.update if (newest := newest_whole(run)[0]) is not None else None,
     )
 
 
-def _critical_batch(recent: Sequence[Record]) -> str:
-    measured = [one for one in recent if one.get("critical_batch") is not None]
-    return critical_batch_text(measured[-1]["critical_batch"], measured[-1]["critical_batch_error"]) if measured else ""
+def _critical_batch(run: RunDir, plan: dict[str, Any], attempt: int) -> str:
+    if plan.get("noise_scale_every_updates") is None:  # not measured: no reason to look through all of the metrics
+        return ""
+    last = latest_with(run.metrics, "critical_batch", attempt)
+    if last is None:
+        return ""
+    said = critical_batch_text(last["critical_batch"], last["critical_batch_error"])
+    return f"{said} (samples, by the noise of the gradients up to update {last['update']})"
 
 
 def _job(status: dict[str, Any], state: State) -> tuple[Job | None, tuple[State, str] | None]:
@@ -252,7 +256,7 @@ def _problems(status: RunStatus, *, whole: bool) -> list[str]:
         gone = ": its processes have ended" if status.is_gone else ""
         problems.append(f"no sign of life for {duration_text(status.heartbeat_age)}{gone}")
     if status.critical_batch and whole:
-        problems.append(f"{status.critical_batch} (samples, by the noise of the gradients)")
+        problems.append(status.critical_batch)
     if status.reached:
         problems.append(status.reached)
     if status.error:

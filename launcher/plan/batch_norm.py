@@ -3,7 +3,7 @@
 from launcher.config.choices import BatchNormPatch, Device
 from launcher.config.schema import ModelPatchesConfig
 from launcher.errors import ConfigError
-from launcher.plan.batch import MICRO, BatchPlan
+from launcher.plan.batch import MICRO, MICRO_BATCH_CAP, BatchPlan
 from launcher.plan.division import Division
 from launcher.plan.facts import Facts
 from launcher.plan.windows import WindowTable
@@ -22,7 +22,7 @@ def check_batch_norm(
         ConfigError: it doesn't; says what would.
     """
     if patches.precise_batch_norm is not None:
-        _check_precise(patches.precise_batch_norm, facts, pp)
+        _check_precise(patches, patches.precise_batch_norm, facts, pp)
     if patches.batch_norm is BatchNormPatch.sync:
         _check_sync(division, windows, device)
     elif patches.batch_norm is BatchNormPatch.ghost:
@@ -30,12 +30,15 @@ def check_batch_norm(
         _check_ghost(division, patches.ghost_size)
 
 
-def _check_precise(samples: int, facts: Facts, pp: int) -> None:
+def _check_precise(patches: ModelPatchesConfig, samples: int, facts: Facts, pp: int) -> None:
     if facts.batch_norm_layers == 0:
         raise ConfigError(PRECISE, samples, "has no effect: the model has no batch norm", hint=f"{PRECISE}=null")
     if pp > 1:
         problem = "needs the whole model in one forward, and mesh.pp cuts it into stages"
         raise ConfigError(PRECISE, samples, problem, hint=f"mesh.pp=1, or {PRECISE}=null")
+    if patches.batch_norm is BatchNormPatch.sync:
+        problem = f"needs groups that one rank has, and {KEY}=sync takes statistics over all ranks, each with its group"
+        raise ConfigError(PRECISE, samples, problem, hint=f"{KEY}=ghost with {SIZE}, or {PRECISE}=null")
 
 
 def _check_sync(division: Division, windows: WindowTable | None, device: Device) -> None:
@@ -65,12 +68,35 @@ def _check_ghost(division: Division, size: int) -> None:
         raise ConfigError(SIZE, size, f"must divide {MICRO}={micro}", hint=f"{MICRO}={fits}")
 
 
+def precise_groups(asked: int, size: int, there: int) -> tuple[int, int]:
+    """How many of the samples that are asked for and there count, and in groups of what size: whole ones."""
+    count = min(asked, there)
+    size = min(size, count)
+    return count // size * size, size
+
+
 def batch_norm_notes(
-    patches: ModelPatchesConfig, facts: Facts, batch: BatchPlan, windows: WindowTable | None
+    patches: ModelPatchesConfig, facts: Facts, division: Division, windows: WindowTable | None
 ) -> list[str]:
-    """What batch norm makes of this division of a window."""
+    """What batch norm makes of this division of a window, and what it is evaluated with."""
     if not facts.batch_norm_layers:
         return []
+    return [*_window_notes(patches, facts, division.batch, windows), *_precise_notes(patches, facts, division)]
+
+
+def _precise_notes(patches: ModelPatchesConfig, facts: Facts, division: Division) -> list[str]:
+    asked = patches.precise_batch_norm
+    if asked is None or facts.samples is None:
+        return []
+    micro = MICRO_BATCH_CAP if division.micro_batch_tokens is not None else division.batch.micro_batch_size
+    count, size = precise_groups(asked, patches.ghost_size or micro, facts.samples)
+    there = f"; data.train has {facts.samples}" if asked > facts.samples else ""
+    return [f"{PRECISE}={asked}: evaluations take statistics over {count} samples in groups of {size}{there}"]
+
+
+def _window_notes(
+    patches: ModelPatchesConfig, facts: Facts, batch: BatchPlan, windows: WindowTable | None
+) -> list[str]:
     layers = f"batch norm ({facts.batch_norm_layers} layers)"
     steps, degree = batch.gradient_accumulation_steps, batch.data_parallel_degree
     if patches.batch_norm is BatchNormPatch.ghost:

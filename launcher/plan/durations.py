@@ -163,6 +163,11 @@ class Every:
     passed: Measure | None = None
     """How often it has been due after a number of updates; None: every `updates`."""
 
+    def count(self, last: int, after: int = 0) -> int:
+        """How often it is due after the updates from `after` + 1 to `last`, each of which it can be due after once."""
+        passed = self.passed or (lambda n: n // self.updates)
+        return min(passed(last) - passed(after), last - after) if last > after else 0
+
     def is_due(self, update: int) -> bool:
         """Whether it is due after this update."""
         if self.passed is None:

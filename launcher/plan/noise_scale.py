@@ -6,8 +6,12 @@ from launcher.errors import ConfigError
 from launcher.plan.batch import MICRO, BatchPlan
 from launcher.plan.division import Division
 from launcher.plan.mesh import Mesh
+from launcher.plan.timing import Timing
+from launcher.plan.windows import WindowTable
 
 KEY = "training.noise_scale"
+FEWEST = 10
+"""Measurements before an estimate is made of them."""
 
 
 def check_noise_scale(config: Config, mesh: Mesh, division: Division) -> list[str]:
@@ -53,3 +57,36 @@ def _check_parts(given: object, batch: BatchPlan) -> None:
             f"one rank takes the window of {size} samples in one micro-batch, so there is no smaller one to compare"
         )
         raise ConfigError(KEY, given, problem, hint=f"{MICRO}={size // 2}: two micro-batches, and the same update")
+
+
+def measured_notes(config: Config, batch: BatchPlan, windows: WindowTable | None, timing: Timing) -> list[str]:
+    """What to know of when the noise scale is measured, where that is known.
+
+    Raises:
+        ConfigError: it never is.
+    """
+    every, last, given = timing.noise_scale_every, timing.num_updates, config.training.noise_scale
+    if every is None or last is None or windows is None:
+        return []
+    count, notes = every.count(last), []
+    most = batch.micro_batch_size if batch.data_parallel_degree == 1 else 1  # samples of a window without a part
+    before = 0
+    for index, (stage, end) in enumerate(zip(windows.ramp, windows.stage_ends, strict=True)):
+        first, before = before, end
+        if stage.grow_to is None and stage.global_batch_size <= most:
+            count -= every.count(min(end, last), first)
+            size = stage.global_batch_size
+            notes.append(
+                f"{KEY}: nothing is measured in batch.ramp[{index}], whose windows of {size} have no smaller part"
+            )
+    if count == 0:
+        raise ConfigError(KEY, given, f"is never measured in the {last} updates of the training", hint=_often(last))
+    if count < FEWEST:
+        often = f"it is measured {count} times in {last} updates, and the critical batch is worked out from {FEWEST} on"
+        notes.append(f"{KEY}: {often} ({_often(last)})")
+    return notes
+
+
+def _often(num_updates: int) -> str:
+    """An interval that gives an estimate."""
+    return f"'{max(1, num_updates // (2 * FEWEST))} updates' measures more often"

@@ -14,12 +14,13 @@ from launcher.plan.batch_norm import batch_norm_notes, check_batch_norm
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, asked_nodes, least_nodes, solve_mesh, solve_world
+from launcher.plan.noise_scale import measured_notes
 from launcher.plan.notes import half_notes, window_notes
 from launcher.plan.pipeline import settle_pipeline
 from launcher.plan.ramp import ramp_lines
 from launcher.plan.scaling import Scaled, rule_notes, scale
 from launcher.plan.strategy import settle_strategy
-from launcher.plan.targets import target_lines
+from launcher.plan.targets import target_lines, target_notes
 from launcher.plan.timing import Timing, make_timing, windows_of
 
 
@@ -144,10 +145,12 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
         *(pipeline.notes if pipeline else division.notes()),
         *rule_notes(config.scaling, config.optimizer),
         *window_notes(batch, windows),
-        *batch_norm_notes(config.model_patches, facts, batch, windows),
+        *batch_norm_notes(config.model_patches, facts, division, windows),
         *half_notes(facts),
         *strategy.notes,
         *timing.notes(windows),
+        *measured_notes(config, batch, windows, timing),
+        *target_notes(config, timing),
     ]
     return Plan(
         **division.fields(),

@@ -1,6 +1,8 @@
 """What targets ask of a run: the rate that a budget needs, and what a rate comes to in device-hours."""
 
+from launcher.config.schema import Config
 from launcher.config.targets import TargetsConfig
+from launcher.plan.timing import Timing
 from launcher.run_dir import RunDir
 
 HOUR = 3600.0
@@ -35,3 +37,16 @@ def target_lines(targets: TargetsConfig, world_size: int, samples: int | None) -
     if targets.samples_per_s is not None:
         lines.append(f"at least {targets.samples_per_s:g} samples/s")
     return lines
+
+
+def target_notes(config: Config, timing: Timing) -> list[str]:
+    """What of the targets has no effect, for people to read."""
+    given, every, last = config.training.validate_every, timing.validate_every, timing.num_updates
+    is_late = given is None or (every is not None and last is not None and not every.count(last - 1))
+    if not config.targets.stop_when_reached or not is_late:
+        return []
+    validated = "null" if given is None else given
+    return [
+        f"targets.stop_when_reached has no effect: with training.validate_every={validated} the run is validated after "
+        "its last update alone, where it ends anyway"
+    ]

@@ -132,8 +132,13 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
 
 
 def _every(clock: Clock, value: Any, key: str) -> Every | None:
-    """An interval; None stays."""
-    return None if value is None else clock.every(Duration.parse(value, key), key)
+    """An interval; None stays. Raises ConfigError for one of nothing."""
+    if value is None:
+        return None
+    duration = Duration.parse(value, key)
+    if not duration.value:
+        raise ConfigError(key, value, "is no interval", hint="1 is after every update")
+    return clock.every(duration, key)
 
 
 def _check_warmups(config: Config, rate: LearningRate) -> None:

@@ -9,9 +9,10 @@ from launcher.report.noise import Sample
 
 CRITICAL = (
     "The critical batch is the simple noise scale of McCandlish et al. (An Empirical Model of Large-Batch Training, "
-    "2018) at the end of a run: the variance of a sample's gradient over the square of the mean gradient. By their "
-    "model a batch as large takes twice the updates of the largest and twice the samples of the smallest. It is a mean "
-    "over seeds, ± the larger of its two standard errors: by the runs' own, and by how the seeds differ."
+    "2018): the variance of a sample's gradient over the square of the mean gradient. It is the last that a run could "
+    "tell, which may lie before its end where little signal is left there. By their model a batch as large takes twice "
+    "the updates of the largest and twice the samples of the smallest. It is a mean over seeds, ± the larger of its "
+    "two standard errors: by the runs' own, and by how the seeds differ."
 )
 
 

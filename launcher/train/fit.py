@@ -38,7 +38,7 @@ class Policy:
     num_updates: int
     max_grad_norm: float | None
     validate_every: Every | None
-    log_every: int
+    log_every: Every
     max_skipped_in_a_row: int
     """1: the first update with non-finite values ends the run."""
 
@@ -148,7 +148,7 @@ class Fit:
         self._check_numbers(window, loss, step)
         said = self._trend.add(loss, window.samples / seconds) if step.applied else []
         if self.outlook is not None:
-            said += self.outlook.add(window.samples, seconds, self._samples_left())
+            said += self.outlook.add(window.update, window.samples, seconds, self._samples_left())
         for text in said:
             self.reporter.note(progress.update, text)
 

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.plan.durations import Every
+from launcher.plan.noise_scale import FEWEST
 from launcher.train.parallel.mesh import Place
 from launcher.train.sharding.base import StepResult
 from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.window import Window
 
-FEWEST = 10
-"""Measurements before an estimate is made of them."""
 CLEAR = 2.0
 """Standard errors that the squared gradient lies above zero, so that dividing by it says something."""
 

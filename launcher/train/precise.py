@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from launcher.plan.batch_norm import precise_groups
 from launcher.train.batch_norm import batch_norms
 from launcher.train.buffers import untouched_buffers
 from launcher.train.evaluate import Reader
@@ -31,10 +32,9 @@ class PreciseBatchNorm:
         self, model: nn.Module, data: Any, reader: Reader, precision: Precision, *, samples: int, size: int
     ) -> None:
         self._model, self._data, self._reader, self._precision = model, data, reader, precision
-        count = min(samples, len(data))
-        self._size = min(size, count)
+        count, self._size = precise_groups(samples, size, len(data))
         order = epoch_order(reader.seed, 0, len(data), shuffle=True)
-        self._indices = [int(one) for one in order[: count // self._size * self._size]]  # whole groups
+        self._indices = [int(one) for one in order[:count]]
 
     @property
     def _norms(self) -> list[_BatchNorm]:

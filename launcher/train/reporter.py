@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.observe.metrics import MetricsFile, memory_peak_bytes
 from launcher.observe.text import critical_batch_text
+from launcher.plan.durations import Every
 from launcher.run_dir import RunDir, State
 from launcher.train import stopping
 from launcher.train.checkpoint.saver import Saver
@@ -61,7 +62,7 @@ class Progress:
 class Reporter:
     """What a rank says of its training: rank 0 writes the run's files, every rank its own log."""
 
-    def __init__(self, run: RunDir | None, plan_updates: int, place: Place, *, log_every: int, attempt: int) -> None:
+    def __init__(self, run: RunDir | None, plan_updates: int, place: Place, *, log_every: Every, attempt: int) -> None:
         self._run = run
         self._num_updates = plan_updates
         self._place = place
@@ -107,7 +108,7 @@ class Reporter:
         )
         measured, self._measured = self._measured, {}
         self._stall, self._rolled_back_to = 0.0, None
-        if window.update % self._log_every == 0 or window.update == self._num_updates:
+        if self._log_every.is_due(window.update) or window.update == self._num_updates:
             self.flush()
             said = f"update {window.update}/{self._num_updates}  loss {loss:.6g}  lr {lr:.4g}  {seconds:.3f} s"
             batch = critical_batch_text(measured.get("critical_batch"), measured.get("critical_batch_error"))

@@ -21,6 +21,7 @@ from launcher.config.validate import load
 from launcher.observe.tracker import tracking
 from launcher.outcome import SCRATCH, STEP
 from launcher.plan.batch import MICRO_BATCH_CAP
+from launcher.plan.durations import Every
 from launcher.plan.facts import Facts, check_against
 from launcher.plan.plan import Plan, solve_again, timing_of
 from launcher.plan.timing import Timing, windows_of
@@ -42,7 +43,7 @@ from launcher.train.runner.sequential import SequentialRunner
 from launcher.train.sharding.first_gradient import FirstGradient
 from launcher.train.sharding.make import make_precision, make_sharding
 from launcher.train.spikes import SpikeGuard
-from launcher.train.targets import Outlook
+from launcher.train.targets import Outlook, judged_after
 from launcher.train.window import Windows
 
 if TYPE_CHECKING:
@@ -219,7 +220,10 @@ def _precise(
 
 def _outlook(config: Config, plan: Plan, place: Place, run: RunDir | None) -> Outlook | None:
     is_asked = config.targets.device_hours is not None or config.targets.samples_per_s is not None
-    return Outlook(config.targets, plan.world_size, run.device_seconds) if run and is_asked and place.is_first else None
+    if not run or not is_asked or not place.is_first:
+        return None
+    assert plan.num_updates is not None
+    return Outlook(config.targets, plan.world_size, run.device_seconds, judged_after(plan.ramp, plan.num_updates))
 
 
 def _noise_scale(config: Config, timing: Timing, place: Place) -> NoiseScale | None:
@@ -249,7 +253,7 @@ def _policy(config: Config, plan: Plan, timing: Timing) -> Policy:
         plan.num_updates,
         training.max_grad_norm,
         timing.validate_every,
-        plan.log_every_updates or 1,
+        timing.log_every or Every(1),
         1 if training.on_nonfinite is OnNonfinite.stop else training.max_skipped_in_a_row,
     )
 

@@ -1,7 +1,8 @@
 """Whether a run reaches what it is meant to come to, and whether it can."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.config.targets import TargetsConfig
 from launcher.errors import ConfigError
@@ -39,20 +40,32 @@ def came_to(targets: TargetsConfig, validation: Validation) -> str:
     return f"{', '.join(said)} (target: {' and '.join(targets.quality())})"
 
 
+def judged_after(ramp: Sequence[Mapping[str, Any]] | None, num_updates: int) -> int:
+    """After which update the rate is that of the rest of the training: the last at which a window of the ramp, whose
+    stages the plan has, becomes another and enough updates follow to measure it."""
+    ends = [stage["last_update"] for stage in ramp or ()]
+    return max((end for end in ends if end + WARM + MEASURED <= num_updates), default=0)
+
+
 @dataclass
 class Outlook:
-    """Says once in an attempt whether the rate and the device-hours can be met, from its first updates."""
+    """Says once in an attempt whether the rate and the device-hours can be met, from its first updates that are like
+    the rest."""
 
     targets: TargetsConfig
     world_size: int
     device_seconds: Callable[[], float]
     """What the run has used by now, over all of its attempts."""
+    after: int = 0
+    """The update after which they are: smaller windows of a ramp have another rate."""
     _updates: int = 0
     _samples: float = 0.0
     _seconds: float = 0.0
 
-    def add(self, samples: int, seconds: float, left: int) -> list[str]:
+    def add(self, update: int, samples: int, seconds: float, left: int) -> list[str]:
         """Takes an update, after which `left` samples are left of the training. Returns what there is to say."""
+        if update <= self.after:
+            return []
         self._updates += 1
         if self._updates > WARM:
             self._samples, self._seconds = self._samples + samples, self._seconds + seconds

@@ -23,6 +23,7 @@ from launcher.config.decays import ConstantDecay
 from launcher.config.parallel import MeshConfig, PipelineConfig, PrecisionConfig
 from launcher.config.schema import Config, ScalingConfig, ScheduleConfig
 from launcher.errors import ConfigError
+from launcher.plan.durations import Every
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
 from launcher.run_dir import RunDir, State, to_json, write_atomic
@@ -208,7 +209,7 @@ class _Recorder(Reporter):
     """Keeps what a training reports."""
 
     def __init__(self, full_state: Any, place: Place) -> None:
-        super().__init__(None, UPDATES, place, log_every=1, attempt=0)
+        super().__init__(None, UPDATES, place, log_every=Every(1), attempt=0)
         self.trace = Trace()
         self._full_state = full_state
 

@@ -202,7 +202,8 @@ def test_a_known_noise_scale_is_found_within_a_tenth(ranks: Any, weights: bool) 
 def test_measuring_changes_no_bit(ranks: Any) -> None:
     for degree, strategy in ((1, "single"), (2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")):
         with_it = config({"count": 17, "weights": True}, 12, 2, f"strategy={strategy}", "optimizer.momentum=0.9")
-        texts = [with_it, with_it.replace("noise_scale: 1\n", "noise_scale: null\n")]
+        without = with_it.replace("noise_scale: 1\n", "noise_scale: null\n")
+        texts = [with_it, without.replace("noise_scale_memory: 1000000.0\n", "noise_scale_memory: 100.0\n")]
         assert texts[0] != texts[1]
         one, other = ranks.run(measured, texts, world_size=degree)[0]
         assert len(one["lines"]) == 5

@@ -21,11 +21,12 @@ from launcher.observe.status import render_status
 from launcher.observe.text import critical_batch_text, value_text
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
+from launcher.plan.noise_scale import FEWEST
 from launcher.plan.plan import Plan, make_plan
 from launcher.report.read import read
 from launcher.report.write import markdown, report
 from launcher.run_dir import RunDir
-from launcher.train.noise_scale import FEWEST, Averages, Estimate, split
+from launcher.train.noise_scale import Averages, Estimate, split
 
 
 def test_two_sizes_tell_signal_and_noise_apart():
@@ -136,10 +137,49 @@ def test_what_cannot_be_measured_is_refused_by_name(name: str):
     assert hint in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["0.5", "-1", "inf", "nan"])
-def test_a_memory_below_one_is_refused(value: str):
-    with pytest.raises(ConfigError, match=r"training\.noise_scale_memory"):
-        config_text(f"training.noise_scale_memory={value}")
+@pytest.mark.parametrize("value", ["0.5", "1", "-1", "inf", "nan"])
+def test_a_memory_of_at_most_one_is_refused(value: str):
+    with pytest.raises(ConfigError, match=r"training\.noise_scale_memory=.*above 1"):
+        config_text(f"training.noise_scale_memory={value}", "training.noise_scale=10")
+
+
+@pytest.mark.parametrize("name", ["noise_scale_memory", "loss_spike_deviations", "loss_spike_window"])
+def test_how_to_watch_what_is_not_watched_is_refused(name: str):
+    with pytest.raises(
+        ConfigError, match=rf"training\.{name}=20.*has no effect: training\.{name.rpartition('_')[0]} is"
+    ):
+        config_text(f"training.{name}=20")
+    config_text(f"training.{name}=20", "training.noise_scale=10", "training.loss_spike=skip")
+
+
+@pytest.mark.parametrize("key", ["noise_scale", "validate_every", "log_every"])
+def test_an_interval_of_nothing_is_refused(key: str):
+    with pytest.raises(ConfigError, match=rf"training\.{key}=0 .*no interval"):
+        plan("batch.micro_batch_size=8", f"training.{key}=0 epochs")
+
+
+def noted(*more: str, ranks: int = 1) -> list[str]:
+    given = ["batch.global_batch_size=16", "batch.micro_batch_size=8", "training.duration=20 updates", *more]
+    return [one for one in plan(*given, ranks=ranks).notes if one.startswith("training.noise_scale")]
+
+
+def test_what_is_measured_never_is_refused_and_seldom_is_noted():
+    with pytest.raises(ConfigError, match=r"training\.noise_scale=1000.*never measured in the 20 updates"):
+        noted("training.noise_scale=1000")
+    (seldom,) = noted("training.noise_scale=3 updates")
+    assert "it is measured 6 times in 20 updates, and the critical batch is worked out from 10 on" in seldom
+    assert noted("training.noise_scale=2 updates") == []
+
+
+def test_what_a_ramp_leaves_unmeasured_is_noted():
+    # 20 updates of 8 samples, then 10 of 16
+    ramp = ["batch.ramp=[{until: 20 updates, global_batch_size: 8}]", "training.duration=30 updates"]
+    unmeasured = "training.noise_scale: nothing is measured in batch.ramp[0], whose windows of 8 have no smaller part"
+    assert noted(*ramp, "training.noise_scale=1") == [unmeasured]
+    assert noted(*ramp, "training.noise_scale=1", ranks=2) == []
+    assert "is measured 5 times in 30 updates" in noted(*ramp, "training.noise_scale=2 updates")[1]
+    with pytest.raises(ConfigError, match=r"never measured"):
+        noted(*ramp, "training.noise_scale=1", "training.duration=20 updates")
 
 
 def test_numbers_with_their_error():
@@ -154,6 +194,8 @@ def test_progress_and_status_show_what_was_measured_last(tmp_path: Path):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines[1] |= {"critical_batch": 51234.5, "critical_batch_error": 1234.5}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    measured = json.loads((folder / "plan.json").read_text()) | {"noise_scale_every_updates": 1}
+    (folder / "plan.json").write_text(json.dumps(measured))
     lines.append({"kind": "note", "attempt": 0, "update": 3, "text": "the loss drifts up"})
     console = Console(file=io.StringIO(), width=200)
     course = Course(RunDir(folder))
@@ -164,7 +206,8 @@ def test_progress_and_status_show_what_was_measured_last(tmp_path: Path):
     assert "critical batch 51,200 ± 1,200" in shown
     assert "update 3/4  the loss drifts up" in shown
     render_status(folder, console)
-    assert "critical batch 51,200 ± 1,200 (samples, by" in console.file.getvalue()  # type: ignore[attr-defined]
+    said = "critical batch 51,200 ± 1,200 (samples, by the noise of the gradients up to update 2)"
+    assert said in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_report_shows_the_critical_batch(tmp_path: Path):

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError
 from launcher.observe import progress
 from launcher.observe.plot import draw_loss, try_to_draw
 from launcher.observe.progress import follow
-from launcher.observe.records import Tail, latest_updates, next_attempt, read_metrics, seconds_left
+from launcher.observe.records import Tail, latest_updates, latest_with, next_attempt, read_metrics, seconds_left
 from launcher.observe.status import find_runs, read_run, render_status
 from launcher.observe.text import duration_text, lr_text, rate_text, some
 
@@ -34,9 +34,18 @@ def validation(update: int, **fields: Any) -> str:
     return json.dumps(values | fields) + "\n"
 
 
-def make_run(path: Path, *, num_updates: int | None = 100, updates_per_epoch: int | None = 40, **status: Any) -> Path:
+def make_run(
+    path: Path,
+    *,
+    num_updates: int | None = 100,
+    updates_per_epoch: int | None = 40,
+    noise_scale_every_updates: int | None = None,
+    **status: Any,
+) -> Path:
     path.mkdir(parents=True)
-    (path / "plan.json").write_text(json.dumps({"num_updates": num_updates, "updates_per_epoch": updates_per_epoch}))
+    plan = {"num_updates": num_updates, "updates_per_epoch": updates_per_epoch}
+    plan |= {"noise_scale_every_updates": noise_scale_every_updates}
+    (path / "plan.json").write_text(json.dumps(plan))
     values = {"state": "running", "exit_code": None, "update": 0, "applied": 0, "attempt": 0, "error": None}
     (path / "status.json").write_text(json.dumps(values | {"heartbeat": time.time()} | status))
     return path
@@ -430,3 +439,17 @@ def test_in_a_ramp_the_time_left_counts_samples() -> None:
     assert seconds_left({**plan, "ramp": [{}]}, 30, [{**record, "epoch": 3.0}]) == 0.0
     assert seconds_left({"num_updates": None}, 20, [record]) is None
     assert seconds_left(plan, 20, []) is None
+
+
+def test_the_last_critical_batch_is_found_however_far_back(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", noise_scale_every_updates=50)
+    batch = {"critical_batch": 512.0, "critical_batch_error": 12.0}
+    add(run, train(1, **batch), train(2, **batch))
+    add(run, *(train(update, critical_batch=None) for update in range(3, 2000)))
+    assert len(latest_updates(run / "metrics.jsonl")) < 1000, "it doesn't lie in the end that is read anyway"
+    found = latest_with(run / "metrics.jsonl", "critical_batch", 0)
+    assert found is not None
+    assert found["update"] == 2
+    assert read_run(run).critical_batch.startswith("critical batch 512 ± 12 (samples")
+    assert latest_with(run / "metrics.jsonl", "critical_batch", 1) is None, "an attempt that is past"
+    assert latest_with(run / "nothing", "critical_batch", 0) is None

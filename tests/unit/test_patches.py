@@ -184,7 +184,11 @@ IMAGES = ("model=resnet", "data=digits", "task=classification", "task.num_classe
 def notes(*overrides: str, ranks: int = 2, device: Device = Device.cpu, **facts: Any) -> list[str]:
     known = Facts(**{"samples": 1617, "knows_lengths": False, "batch_norm_layers": 20, **facts})
     config = parse(config_text(*IMAGES, "batch.global_batch_size=64", *overrides))
-    return [one for one in make_plan(config, known, world=World(1, ranks, device)).notes if "batch norm (" in one]
+    return [
+        one
+        for one in make_plan(config, known, world=World(1, ranks, device)).notes
+        if "batch norm (" in one or "precise" in one
+    ]
 
 
 GHOST = ("model_patches.batch_norm=ghost", "model_patches.ghost_size=8", "batch.micro_batch_size=16")
@@ -199,6 +203,23 @@ def test_the_plan_says_whose_statistics_they_are() -> None:
     (whole,) = notes("model_patches.batch_norm=sync", "batch.micro_batch_size=32", device=Device.cuda, samples=1600)
     assert "the whole window, over all 2 ranks, 64 samples" in whole
     assert notes("model_patches.batch_norm=group_norm", batch_norm_layers=0) == []
+
+
+def test_the_plan_says_how_many_samples_are_precise() -> None:
+    precise = "model_patches.precise_batch_norm"
+    # 101 groups of 16 are 1,616 of the 1,617 that there are
+    capped = f"{precise}=100000: evaluations take statistics over 1616 samples in groups of 16; data.train has 1617"
+    assert notes(f"{precise}=100000", "batch.micro_batch_size=16")[1:] == [capped]
+    of_ghosts = f"{precise}=100: evaluations take statistics over 96 samples in groups of 8"
+    assert notes(f"{precise}=100", *GHOST)[1:] == [of_ghosts]
+    assert notes(f"{precise}=10", "batch.micro_batch_size=16")[1].endswith("over 10 samples in groups of 10")
+
+
+def test_precise_statistics_are_those_of_one_rank() -> None:
+    both = ("model_patches.batch_norm=sync", "model_patches.precise_batch_norm=100", "data.drop_last=true")
+    with pytest.raises(ConfigError, match=r"batch_norm=sync takes statistics over all ranks") as error:
+        notes(*both, "batch.micro_batch_size=8", device=Device.cuda)
+    assert error.value.key == "model_patches.precise_batch_norm"
 
 
 @pytest.mark.parametrize(

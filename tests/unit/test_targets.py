@@ -25,7 +25,7 @@ from launcher.run_dir import RunDir
 from launcher.train import stopping
 from launcher.train.budget import Budget
 from launcher.train.evaluate import Validation
-from launcher.train.targets import MEASURED, WARM, Outlook, came_to, is_reached
+from launcher.train.targets import MEASURED, WARM, Outlook, came_to, is_reached, judged_after
 from launcher.train.trend import BLOCK, Trend
 
 REFUSED = {
@@ -39,7 +39,8 @@ REFUSED = {
         "targets.validation_loss=2 data.validation=null", "targets.validation_loss=2", "data.validation is null"
     ),
     "two bounds": (
-        "targets.metric.name=a targets.metric.at_least=1 targets.metric.at_most=2", "targets.metric.name=a", "of them"
+        "targets.metric.name=a targets.metric.at_least=1 targets.metric.at_most=2", "targets.metric.name=a",
+        "both targets.metric.at_least=1 and targets.metric.at_most=2",
     ),
 }  # fmt: skip
 
@@ -106,8 +107,8 @@ def test_what_it_came_to_is_said():
 def test_a_run_says_once_whether_it_can_meet_its_rate_and_its_hours():
     targets = TargetsConfig(device_hours=1.0, samples_per_s=20.0)
     outlook = Outlook(targets, 4, lambda: 360.0)
-    said = [outlook.add(100, 99.0, 10_000) for _ in range(WARM)]  # the first ones are slow
-    said += [outlook.add(100, 4.0, 9_000) for _ in range(MEASURED + 5)]
+    said = [outlook.add(update, 100, 99.0, 10_000) for update in range(1, WARM + 1)]  # the first ones are slow
+    said += [outlook.add(WARM + update, 100, 4.0, 9_000) for update in range(1, MEASURED + 6)]
     (lines,) = [one for one in said if one]
     assert said.index(lines) == WARM + MEASURED - 1
     assert lines[0] == "25 samples/s; targets.samples_per_s=20 can be met"
@@ -116,10 +117,38 @@ def test_a_run_says_once_whether_it_can_meet_its_rate_and_its_hours():
     assert "about 0.5 device-hours at 25 samples/s" in lines[1]
     assert "targets.device_hours=1 can be met (11.11 samples/s from here on)" in lines[1]
     tight = Outlook(TargetsConfig(device_hours=0.3, samples_per_s=30.0), 4, lambda: 360.0)
-    lines = [line for _ in range(WARM + MEASURED) for line in tight.add(100, 4.0, 9_000)]
+    lines = [line for update in range(1, WARM + MEASURED + 1) for line in tight.add(update, 100, 4.0, 9_000)]
     assert "targets.samples_per_s=30 CAN'T be met" in lines[0]
     # 0.2 hours are 180 s on 4 ranks
     assert "targets.device_hours=0.3 CAN'T be met (50 samples/s from here on)" in lines[1]
+
+
+def test_in_a_ramp_full_windows_are_judged():
+    ramp = [{"last_update": 20}, {"last_update": 50}]
+    assert judged_after(None, 100) == judged_after([], 100) == 0
+    assert judged_after(ramp, 50 + WARM + MEASURED) == 50
+    assert judged_after(ramp, 50 + WARM + MEASURED - 1) == 20  # too few would follow
+    assert judged_after(ramp, 20) == 0
+    outlook = Outlook(TargetsConfig(samples_per_s=20.0), 4, lambda: 0.0, judged_after(ramp, 100))
+    # 10 samples a second in windows of 10, 25 in those of 100
+    assert not any(outlook.add(update, 10, 1.0, 9_000) for update in range(1, 51))
+    said = [outlook.add(update, 100, 4.0, 9_000) for update in range(51, 51 + WARM + MEASURED)]
+    assert said[-1] == ["25 samples/s; targets.samples_per_s=20 can be met"]
+    assert not any(said[:-1])
+
+
+@pytest.mark.parametrize(
+    ("every", "is_said"), [("null", True), ("20 updates", True), ("200%", True), ("19 updates", False), ("5%", False)]
+)
+def test_a_single_look_at_the_end_is_noted(every: str, is_said: bool):
+    given = ["targets.validation_loss=2", "training.duration=20 updates", f"training.validate_every={every}"]
+
+    def noted(*more: str) -> bool:
+        plan = make_plan(parse(config_text(*given, *more)), Facts(samples=320), world=World(1, 1, Device.cpu))
+        return any(one.startswith("targets.stop_when_reached has no effect") for one in plan.notes)
+
+    assert noted("targets.stop_when_reached=true") is is_said
+    assert not noted()
 
 
 def run_dir(folder: Path, world_size: int) -> RunDir:
