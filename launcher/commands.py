@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launcher import slurm_job
-from launcher.config.choices import Resume
+from launcher.config.choices import Resume, SubmitKind
 from launcher.config.compose import Arguments, compose, hydra_session, is_sweep, make_importable
 from launcher.drawing import draw, take_flag, timetable
 from launcher.ending import print_end
@@ -62,7 +62,7 @@ def train(argv: Sequence[str]) -> int:
             return Sweep(hydra, arguments).train()
         if slurm_job.around() is not None:
             check_place(composed)
-        drafted = draft(composed, RUN_DIR)
+        drafted = _draft(composed)
         run = RunDir(folder(composed, RUN_DIR))
         if slurm_job.around() is not None and run.config.exists():
             take_up(run)
@@ -182,9 +182,19 @@ def prepare_one(hydra: Hydra, arguments: Arguments) -> Prepared:
 
 def _prepare(composed: DictConfig, arguments: Arguments) -> Prepared:
     """The run, ready to start. Raises LauncherError; nothing is written yet."""
-    drafted = draft(composed, RUN_DIR)
+    drafted = _draft(composed)
     pythonpath = make_importable(arguments)
     return settle(drafted, ask_here(drafted, pythonpath), pythonpath)
+
+
+def _draft(composed: DictConfig) -> Draft:
+    """The draft of a run by itself. Raises LauncherError."""
+    drafted = draft(composed, RUN_DIR)
+    submit = drafted.config.submit
+    if submit.kind is SubmitKind.docker and submit.docker.parallelism > 1:
+        problem = "is how many runs of a sweep share the machine, and this is one run"
+        raise ConfigError("submit.docker.parallelism", submit.docker.parallelism, problem, hint="leave it out")
+    return drafted
 
 
 def _go_on(

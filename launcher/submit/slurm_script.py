@@ -14,11 +14,9 @@ from launcher.errors import ConfigError
 from launcher.plan.mesh import least_nodes
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir
-from launcher.submit.base import Launch, node_argv, node_environment
+from launcher.submit.base import LEAD, Launch, node_argv, node_environment
 
 SCRIPT = "job.sbatch"
-LEAD = 30.0
-"""Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
 IN_CONTAINER = "python3"
 """The interpreter of a container's image."""
 _NO_NAME = re.compile(r"[^\w.+-]+")
