@@ -138,10 +138,10 @@ def check_docker(docker: DockerConfig, stop_within: float) -> None:
     Raises:
         ConfigError: which key can't, and what would.
     """
-    for one in fields(docker):
-        given = getattr(docker, one.name)
-        if isinstance(given, str) and not given.strip():
-            raise ConfigError(f"submit.docker.{one.name}", given, "is an empty text", hint="leave it out")
+    for key in fields(docker):
+        text = getattr(docker, key.name)
+        if isinstance(text, str) and not text.strip():
+            raise ConfigError(f"submit.docker.{key.name}", text, "is an empty text", hint="leave it out")
     _check_resources(docker)
     _check_network(docker)
     _check_options(docker.options)
