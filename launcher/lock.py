@@ -131,9 +131,18 @@ def path_of(run: RunDir) -> Path:
 
 
 def is_held(run: RunDir) -> bool:
-    """Whether a process has the lock of a run that isn't known to have ended."""
-    holder = _read(path_of(run))
-    return holder is not None and not holder.has_ended(Owner.this_process())
+    """Whether a process has the lock of a run that isn't known to have ended. One that can't be read is held."""
+    path = path_of(run)
+    holder = _read(path)
+    if holder is not None:
+        return not holder.has_ended(Owner.this_process())
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # in a folder of another user's
+        return True
+    return True
 
 
 @contextmanager

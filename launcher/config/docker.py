@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,41 @@ from launcher.errors import ConfigError
 _SIZE = re.compile(r"([0-9]+)([bkmg]?)", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_FLAGS = "ditPq"
+"""Short options of `docker run` that have no value."""
+_SAME = {
+    "h": "hostname",
+    "u": "user",
+    "w": "workdir",
+    "m": "memory",
+    "d": "detach",
+    "i": "interactive",
+    "t": "tty",
+    "a": "attach",
+    "l": "label",
+    "e": "env",
+    "net": "network",
+}
+"""Other names of options."""
+_SAID_BY = {
+    "name": "run.name",
+    "hostname": "run.name",
+    "restart": "training.max_restarts",
+    "env-file": "submit.docker.env",
+    "entrypoint": "submit.docker.image",
+    "ulimit": "submit.docker.ulimits",
+    "shm-size": "submit.docker.shm_size",
+    "stop-timeout": "submit.docker.stop_timeout",
+    "read-only": "submit.docker.read_only",
+    **{name: f"submit.docker.{name}" for name in ("pull", "gpus", "cpus", "memory", "ipc", "network", "user")},
+}
+"""Options of `docker run` that a key says."""
+_OWN = {"workdir", "rm", "detach", "interactive", "tty", "attach", "init", "sig-proxy", "stop-signal", "cidfile"}
+"""Those that the launcher has to say itself."""
 ALL = "all"
 """Every GPU of the machine, as a value of submit.docker.gpus."""
+LABEL = "launcher.run"
+"""Of every container and network: the folder of the run that it belongs to."""
 
 
 @dataclass
@@ -59,11 +93,12 @@ class DockerConfig:
     """How long `docker stop` waits for a run to save before it kills it, as a time of at least checkpoint.stop_within;
     null: that and 30 seconds."""
     parallelism: int = 1
-    """How many runs of a sweep run at a time; the machine's GPUs and cores are divided among them."""
+    """How many runs of a sweep run at a time. The machine's GPUs are divided among them, and its cores in the
+    number of threads that each rank starts (OMP_NUM_THREADS)."""
     start: bool = True
     """false: the run's folder is made and the commands are printed, for compose or another hand to start."""
     options: list[str] = field(default_factory=list)
-    """Further options of `docker run`, a word each, as in `[--device=/dev/infiniband]`."""
+    """Further options of `docker run`, a word each, as in `[--device=/dev/infiniband]`; none that another key says."""
 
 
 def bytes_of(value: str, key: str) -> int:
@@ -90,7 +125,7 @@ class Mount:
         if not (parts and last in ("rw", "ro")):
             parts.append(last)
         source = os.path.normpath(Path(cwd, Path(parts[0]).expanduser())) if parts[0] else ""
-        target = parts[1] if len(parts) == 2 else source
+        target = os.path.normpath(parts[1]) if len(parts) == 2 else source
         if len(parts) > 2 or not source or not target.startswith("/"):
             hint = "/data, /data:rw, /mnt/a:/data or /mnt/a:/data:rw"
             raise ConfigError(key, text, "must be SOURCE, or SOURCE:TARGET with an absolute TARGET", hint=hint)
@@ -103,7 +138,13 @@ def check_docker(docker: DockerConfig, stop_within: float) -> None:
     Raises:
         ConfigError: which key can't, and what would.
     """
+    for key in fields(docker):
+        text = getattr(docker, key.name)
+        if isinstance(text, str) and not text.strip():
+            raise ConfigError(f"submit.docker.{key.name}", text, "is an empty text", hint="leave it out")
     _check_resources(docker)
+    _check_network(docker)
+    _check_options(docker.options)
     for index, one in enumerate(docker.mounts):
         Mount.parse(one, f"submit.docker.mounts[{index}]")
     for index, one in enumerate(docker.env):
@@ -125,6 +166,46 @@ def check_docker(docker: DockerConfig, stop_within: float) -> None:
             raise ConfigError("submit.docker.stop_timeout", docker.stop_timeout, problem)
     if not docker.image or docker.image.startswith("-"):
         raise ConfigError("submit.docker.image", docker.image, "must name an image")
+
+
+def words_of(options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The names of options of `docker run`, long where there is a long one, with their values: ``--env=A=1``,
+    ``--env A=1`` and ``-e A=1`` as ``("env", "A=1")``."""
+    for word, after in zip(options, [*options, "-"][1:], strict=True):
+        following = "" if after.startswith("-") else after
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            yield _SAME.get(name, name), value if sign else following
+        elif word.startswith("-"):
+            flags = word[1:]
+            while flags and flags[0] in _FLAGS:
+                yield _SAME.get(flags[0], flags[0]), ""
+                flags = flags[1:]
+            if flags:
+                yield _SAME.get(flags[0], flags[0]), flags[1:].removeprefix("=") or following
+
+
+def _check_options(options: Sequence[str]) -> None:
+    key = "submit.docker.options"
+    for index, word in enumerate(options):
+        before = options[index - 1] if index else ""
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            raise ConfigError(f"{key}[{index}]", word, "is no option: docker would take it for the image")
+        if word in ("-", "--"):
+            raise ConfigError(f"{key}[{index}]", word, "is no option")
+    for name, value in words_of(options):
+        option = f"--{name}"
+        if name in _SAID_BY:
+            raise ConfigError(key, option, f"is said by {_SAID_BY[name]}", hint="leave it out here")
+        if name in _OWN or (name == "label" and value.partition("=")[0] == LABEL):
+            raise ConfigError(key, option, "is the launcher's own to say of a run's containers", hint="leave it out")
+
+
+def _check_network(docker: DockerConfig) -> None:
+    if docker.network is not None and docker.network.startswith("container:"):
+        problem = "containers of a run have names of their own, which Docker refuses in another's network"
+        hint = "a network that both are in: docker network create NAME"
+        raise ConfigError("submit.docker.network", docker.network, problem, hint=hint)
 
 
 def _check_resources(docker: DockerConfig) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from launcher.errors import ConfigError
 
+HOUR = 3600.0
+
 
 @dataclass
 class MetricTargetConfig:
@@ -45,6 +47,11 @@ class TargetsConfig:
             bound = f"at least {metric.at_least:g}" if metric.at_least is not None else f"at most {metric.at_most:g}"
             said.append(f"{metric.name} {bound}")
         return said
+
+
+def device_hours(seconds: float, world_size: int) -> float:
+    """What a run uses of its devices in so many seconds: each rank has one."""
+    return seconds * world_size / HOUR
 
 
 def check_targets(targets: TargetsConfig, *, is_validated: bool) -> None:

@@ -8,16 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import (
-    MISSING,
-    BooleanNode,
-    DictConfig,
-    EnumNode,
-    FloatNode,
-    IntegerNode,
-    Node,
-    OmegaConf,
-)
+from omegaconf import MISSING, DictConfig, Node, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -36,8 +27,6 @@ LARGEST = 3.4028234663852886e38
 """The largest number in single precision, in which parameters are held."""
 
 _ROOT_KEYS = {*SECTIONS, *OPEN_SECTIONS, "model_weights"}
-_NO_TEXT = (IntegerNode, FloatNode, BooleanNode, EnumNode)
-_PATH_NAMES = re.compile(r"(^|_)(path|root|file|folder|dir|directory)$")
 
 
 def validate(composed: DictConfig) -> Config:

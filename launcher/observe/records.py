@@ -3,8 +3,11 @@
 import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from launcher.errors import LauncherError
 
 Record = dict[str, Any]
 
@@ -14,6 +17,15 @@ _END = 64 * 1024
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a file says that isn't there yet, or whose folder has vanished."""
+
+
+@contextmanager
+def readable(run_dir: Path) -> Iterator[None]:
+    """While inside, what is missing or of another type in the files of a run is a LauncherError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LauncherError(f"{run_dir}: its files are damaged: {type(error).__name__}: {error}") from error
 
 
 class Tail:

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from launcher.checkpoints import newest_whole
 from launcher.errors import LauncherError
-from launcher.observe.records import latest_updates, latest_with, pace, seconds_left
+from launcher.observe.records import latest_updates, latest_with, pace, readable, seconds_left
 from launcher.observe.text import critical_batch_text, duration_text, loss_text, rate_text, reached_text
 from launcher.run_dir import RunDir, State
 from launcher.slurm_job import Job, is_there, look_up
 
 SILENT_AFTER = 60.0
-"""Seconds without a heartbeat after which a running run is said to give no sign of life."""
+"""Seconds without a heartbeat after which a running run gives no sign of life, and containers that nobody can be
+asked of are taken to be gone."""
 RECENT = 20
 """Updates that the rate and the time left are worked out from."""
 
@@ -80,6 +81,11 @@ def read_run(run_dir: Path) -> RunStatus:
         LauncherError: there is no run, or its files can't be read.
     """
     run = RunDir.existing(run_dir)
+    with readable(run.path):
+        return _read(run)
+
+
+def _read(run: RunDir) -> RunStatus:
     plan = run.read_json(run.plan)
     # the plan is written first
     status: dict[str, Any] = run.read_status() if run.status.exists() else {"state": State.planned.value}
@@ -197,15 +203,17 @@ def render_status(folder: Path, console: Console) -> None:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
             status = read_run(path)
+            with readable(path):
+                row, found = _row(name, status), _problems(status, whole=len(paths) == 1)
         except LauncherError as error:
             if path == folder:
                 raise
             rows.append([escape(name), "[red]unreadable[/red]"])
             problems.append(f"{name}: {error}")
             continue
-        rows.append(_row(name, status))
+        rows.append(row)
         was_restarted |= status.attempt > 0
-        problems += [f"{name}: {problem}" for problem in _problems(status, whole=len(paths) == 1)]
+        problems += [f"{name}: {problem}" for problem in found]
         if status.is_resumable:
             problems.append(f"{name}: {_how_to_go_on(status, path)}")
     console.print(_table(rows, with_attempt=was_restarted))

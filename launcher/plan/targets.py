@@ -1,22 +1,15 @@
 """What targets ask of a run: the rate that a budget needs, and what a rate comes to in device-hours."""
 
 from launcher.config.schema import Config
-from launcher.config.targets import TargetsConfig
+from launcher.config.targets import HOUR, TargetsConfig
 from launcher.plan.timing import Timing
 from launcher.run_dir import RunDir
-
-HOUR = 3600.0
 
 
 def spent(run: RunDir, hours: float | None) -> float | None:
     """The device-hours that a run has had, where those are all that it may use; None: there is something left."""
     used = run.device_seconds() / HOUR
     return used if hours is not None and used >= hours else None
-
-
-def device_hours(seconds: float, world_size: int) -> float:
-    """What a run uses of its devices in so many seconds: each rank has one."""
-    return seconds * world_size / HOUR
 
 
 def needed_rate(samples: float, hours: float, world_size: int) -> float:

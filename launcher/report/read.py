@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.config.validate import read as read_config
 from launcher.errors import Exit, LauncherError
-from launcher.observe.records import Record, read_metrics
+from launcher.observe.records import Record, read_metrics, readable
 from launcher.observe.status import read_run
 from launcher.run_dir import RunDir, State
 
@@ -166,20 +166,12 @@ def _run(run: Run) -> tuple[Run, list[str]]:
     notes: list[str] = []
     if not folder.plan.is_file():
         return run, notes
-    try:
-        run = _planned(run, folder)
-        now = read_run(run.path)
-        state = f"{now.state.value}, no sign of life" if now.is_silent else now.state.value
-        reason = _last_line(now.error)
-        run = replace(run, state=state, exit_code=now.exit_code, reason=reason, update=now.update)
-        if folder.result.is_file():
-            result = folder.read_json(folder.result)
-            names = {"training": "train_loss", "validation": "validation_loss"}
-            kinds = [kind for kind in names if kind == "training" or run.is_validated]
-            run = replace(run, losses={kind: _finite(result.get(names[kind])) for kind in kinds})
-    except LauncherError as error:
-        notes.append(f"{run.name}: {error}")
-    run = _measured(run, folder)
+    for tell in (_planned, _ended, _measured):
+        try:
+            with readable(run.path):
+                run = tell(run, folder)
+        except LauncherError as error:
+            notes = list(dict.fromkeys([*notes, f"{run.name}: {error}"]))
     if run.missing:
         missing = "1 update has" if run.missing == 1 else f"{run.missing} updates have"
         notes.append(f"{run.name}: {missing} no line in metrics.jsonl; its samples and its time leave them out")
@@ -211,6 +203,18 @@ def _planned(run: Run, folder: RunDir) -> Run:
         target=target,
         is_validated=(plan.get("facts") or {}).get("validation_samples") is not None,
     )
+
+
+def _ended(run: Run, folder: RunDir) -> Run:
+    now = read_run(run.path)
+    state = f"{now.state.value}, no sign of life" if now.is_silent else now.state.value
+    run = replace(run, state=state, exit_code=now.exit_code, reason=_last_line(now.error), update=now.update)
+    if folder.result.is_file():
+        result = folder.read_json(folder.result)
+        names = {"training": "train_loss", "validation": "validation_loss"}
+        kinds = [kind for kind in names if kind == "training" or run.is_validated]
+        run = replace(run, losses={kind: _finite(result.get(names[kind])) for kind in kinds})
+    return run
 
 
 def _measured(run: Run, folder: RunDir) -> Run:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.config.targets import device_hours
 from launcher.observe.plot import smoothed
 from launcher.report.group import Configuration, Family, best
 from launcher.report.noise import Comparison, Sample, compare
@@ -151,7 +152,10 @@ def device_hours_to(target: float, runs: Sequence[Run], kind: str) -> list[float
     """For each run that came to a loss of at most `target`: ranks times hours that its updates had taken by then."""
     curves = [(run.world_size, shown_curve(run, kind)) for run in runs if run.world_size is not None]
     firsts = [
-        next((took * size / 3600 for took, loss in zip(one.seconds, one.losses, strict=True) if loss <= target), None)
+        next(
+            (device_hours(took, size) for took, loss in zip(one.seconds, one.losses, strict=True) if loss <= target),
+            None,
+        )
         for size, one in curves
     ]
     return [one for one in firsts if one is not None]

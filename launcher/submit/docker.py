@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from launcher.config.choices import WandbMode
-from launcher.config.docker import Mount, bytes_of
+from launcher.config.docker import LABEL, Mount, bytes_of, words_of
 from launcher.config.freeze import PATH_NAMES
 from launcher.config.schema import Config
 from launcher.config.times import seconds
@@ -26,23 +26,29 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import print_commands
 from launcher.process import LIFELINE
 from launcher.run_dir import RunDir, State
-from launcher.submit.base import Launch, node_argv, node_environment
+from launcher.submit.base import HOME, LEAD, Launch, node_argv, node_environment
 from launcher.submit.container import container, name_in
-from launcher.submit.engine import LABEL, ask, cleared
+from launcher.submit.engine import ask, cleared
 from launcher.submit.nodes import SignalsPassedOn, log_of, run_nodes
 from launcher.submit.trial import check_here
 
 PORT = 29500
 """Where the first container listens, in a network of the run's own."""
-LEAD = 30.0
-"""Seconds that `docker stop` leaves a run beside checkpoint.stop_within."""
-HOME = "/tmp"
 SHM, SHM_PER_WORKER, SHM_LEAST = 64 * 2**20, 256 * 2**20, 32 * 2**20
 """Bytes of shared memory: of a container, of a loader worker in it, and those that a worker can't do without."""
 WITHOUT_NAMES = ("host", "none", "bridge", "default")
 """Docker's own networks, in which containers don't find each other by name."""
+WITHOUT_NETWORK = (None, "none")
+"""Networks of a single node in which there is no interface but lo."""
+LOOPBACK = "GLOO_SOCKET_IFNAME"
+"""The variable that names the interface by which gloo's ranks talk."""
+SAFE_PATH = "PYTHONSAFEPATH"
+"""The variable that keeps the current folder from Python's path: in a checkout the package would be the checkout's."""
+OWN_VARIABLES = ("PYTHONPATH", SAFE_PATH, RENDEZVOUS, LIFELINE)
+"""What containers can't have another value of."""
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 _PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE_NAME = __name__.partition(".")[0]
 
 
 class Docker:
@@ -73,8 +79,8 @@ class Docker:
         return self._docker.start
 
     def render(self, run: RunDir, plan: Plan) -> Launch:
-        self._check(plan)
-        name, environment = name_of(self._config.run.name, run), self._environment(plan)
+        self._check(run, plan)
+        name, environment = name_of(self._config.run.name, run), self.environment(plan)
         agents = [["python", *node_argv(run.path, node)[1:]] for node in range(plan.nodes)]
         commands = []
         network = self._docker.network or "none"
@@ -84,13 +90,14 @@ class Docker:
         for node, agent in enumerate(agents):
             own = [f"--name={name}-{node}", f"--hostname={name}-{node}", "--init", "--interactive"]
             meeting = {RENDEZVOUS: f"{name}-0:{PORT}"} if plan.nodes > 1 else {}
-            given = [*_variables({**environment, **meeting}), f"--env={LIFELINE}"]
-            options = [*own, *self.options(run, plan, node), f"--network={network}", *given]
+            given = [f"--network={network}", *_variables({**environment, **meeting}), f"--env={LIFELINE}"]
+            options = [*own, *self.options(run, plan, node), *given, *self._of_the_user()]
             commands.append(["docker", "run", *options, *self._image(), *agent[1:]])
         return Launch(agents, environment, docker=commands)
 
     def options(self, run: RunDir, plan: Plan, node: int) -> Iterator[str]:
-        """What `docker run` is told of the container of a node, but for its name, its network and its environment."""
+        """What `docker run` is told of the container of a node, but for its name, its network, its environment
+        and the user's own words."""
         docker = self._docker
         yield f"--label={LABEL}={run.path}"
         yield f"--pull={docker.pull.value}"
@@ -99,7 +106,9 @@ class Docker:
         yield f"--stop-timeout={self._stop_timeout()}"
         if docker.read_only:
             yield "--read-only"
-        yield f"--tmpfs={HOME}:rw,exec,nosuid,nodev"
+        mounts = self._mounts(run, plan)
+        if HOME not in [one.target for one in mounts]:
+            yield f"--tmpfs={HOME}:rw,exec,nosuid,nodev"
         yield "--cap-drop=ALL"
         yield "--security-opt=no-new-privileges"
         yield f"--ipc={docker.ipc}" if docker.ipc is not None else f"--shm-size={self._shared_memory(plan)}"
@@ -108,28 +117,39 @@ class Docker:
                 yield f"--{option}={value}"
         yield from self._gpus(plan, node)
         yield from (f"--ulimit={one}" for one in docker.ulimits)
-        yield from (_mount(one) for one in self._mounts(run, plan))
+        yield from map(_mount, mounts)
+
+    def _of_the_user(self) -> Iterator[str]:
+        """Variables by name, and further words: last, where Docker takes them before what was said earlier."""
         yield from (f"--env={one}" for one in self._variables)
-        yield from docker.options
+        yield from self._docker.options
 
     def trial(self, run: RunDir, plan: Plan, *command: str) -> list[str]:
         """The options of a first container like those of the run, which tries whether they work."""
         network = self._docker.network or "none"
-        return [*self.options(run, plan, 0), f"--network={network}", f"--env=HOME={HOME}", *self._image(), *command]
+        given = [f"--network={network}", *_variables(self.environment(plan)), *self._of_the_user()]
+        return [*self.options(run, plan, 0), *given, *self._image(), *command]
 
     def _image(self) -> list[str]:
         return ["--entrypoint=python", self._docker.image]
 
-    def _environment(self, plan: Plan) -> dict[str, str]:
-        """What ranks need, beside what the image sets."""
+    def environment(self, plan: Plan) -> dict[str, str]:
+        """What ranks need, beside what the image sets and what the user does."""
         cores = max(1, available_cores() // (plan.nodes * self.parallelism))
         limit = self._docker.cpus
         cores = cores if limit is None else max(1, int(limit))
         found = {"HOME": HOME, **node_environment(plan, plan.ranks_per_node, cores)}
         found.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
-        if plan.nodes == 1 and self._docker.network is None:
-            found["GLOO_SOCKET_IFNAME"] = "lo"  # there is no other
-        return found | {"PYTHONPATH": os.pathsep.join(_folders(plan))}
+        if plan.nodes == 1 and self._docker.network in WITHOUT_NETWORK:
+            found[LOOPBACK] = "lo"
+        folders = [one for one in _folders(plan) if not _holds_package(one)]
+        found |= {"PYTHONPATH": os.pathsep.join(folders), SAFE_PATH: "1"}
+        return {name: value for name, value in found.items() if name not in self._named()}
+
+    def _named(self) -> list[str]:
+        """The names of variables that the user sets."""
+        words = words_of(self._docker.options)
+        return [*self._variables, *(value.partition("=")[0] for name, value in words if name == "env")]
 
     def _stop_timeout(self) -> int:
         given = self._docker.stop_timeout
@@ -154,13 +174,14 @@ class Docker:
         seen |= {one.target: one for one in given} | {str(run.path): Mount(str(run.path), str(run.path), True)}
         return [seen[target] for target in sorted(seen)]
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, run: RunDir, plan: Plan) -> None:
         """That the containers of this plan can work. Raises ConfigError."""
+        self._check_environment(plan)
         docker, workers = self._docker, self._config.data.workers * plan.ranks_per_node
         if docker.network in WITHOUT_NAMES and plan.nodes > 1:
             problem = "containers don't find each other by name there"
             raise ConfigError("submit.docker.network", docker.network, problem, hint="null: a network of the run's own")
-        if self._config.logging.wandb.mode is WandbMode.online and docker.network is None:
+        if self._config.logging.wandb.mode is WandbMode.online and docker.network in WITHOUT_NETWORK:
             problem = "the containers have no network that leads outside"
             raise ConfigError("logging.wandb.mode", "online", problem, hint="submit.docker.network=bridge")
         if docker.shm_size is not None and bytes_of(docker.shm_size, "submit.docker.shm_size") < workers * SHM_LEAST:
@@ -170,6 +191,21 @@ class Docker:
         if plan.cwd == "/":
             problem = "the current folder is /, which can't be that of a container"
             raise ConfigError("submit", "docker", problem, hint="give the command in a folder of its own")
+        if any(one.target == HOME and not one.is_writable for one in self._mounts(run, plan)):
+            problem = f"the containers' home {HOME} can't be this machine's read-only, as a folder of code or of mounts"
+            hint = f"give the command in a folder of its own, or submit.docker.mounts=[{HOME}:rw]"
+            raise ConfigError("submit", "docker", problem, hint=hint)
+
+    def _check_environment(self, plan: Plan) -> None:
+        """That variables of the user's own can work. Raises ConfigError."""
+        for name in self._named():
+            if name in OWN_VARIABLES:
+                problem = "is the launcher's own in a container"
+                hint = "export PYTHONPATH where the command is given: its folders are seen" if "PATH" in name else ""
+                raise ConfigError("submit.docker.env", name, problem, hint=hint)
+            if name == LOOPBACK and plan.nodes == 1 and self._docker.network in WITHOUT_NETWORK:
+                problem = "names an interface, and without a network there is none but lo"
+                raise ConfigError("submit.docker.env", name, problem, hint="leave it out, or submit.docker.network")
 
     def _check_paths(self, run: RunDir, plan: Plan) -> None:
         """That files which the configuration names are seen in the containers. Raises ConfigError."""
@@ -237,6 +273,11 @@ def _folders(plan: Plan) -> list[str]:
     inherited = [str(Path(plan.cwd, one)) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     folders = dict.fromkeys([*plan.pythonpath, *inherited])
     return [one for one in folders if Path(one).is_dir() and Path(one) != _PACKAGE]
+
+
+def _holds_package(folder: str) -> bool:
+    """Whether this package would be imported from there."""
+    return Path(folder, _PACKAGE_NAME, "__init__.py").is_file()
 
 
 def _variables(environment: dict[str, str]) -> list[str]:

@@ -8,14 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.config.docker import LABEL
 from launcher.errors import ConfigError, LauncherError
 from launcher.lock import is_held
+from launcher.observe.status import SILENT_AFTER
 from launcher.run_dir import RunDir
 
-LABEL = "launcher.run"
-"""Of every container and network: the folder of the run that it belongs to."""
-SILENT_AFTER = 60.0
-"""Seconds without a heartbeat after which containers that nobody can be asked of are taken to be gone."""
 ANSWER_WITHIN = 60.0
 """Seconds that an answer of the engine is waited for."""
 

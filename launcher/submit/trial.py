@@ -14,6 +14,7 @@ from launcher.config.docker import DockerConfig, Mount
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.plan import Plan
 from launcher.run_dir import RunDir, writing
+from launcher.submit.base import HOME
 from launcher.submit.engine import EngineError, ask, check_answers
 
 BUILD_FIRST = (
@@ -33,7 +34,7 @@ for name, folder in (("run", sys.argv[1]), ("home", os.environ["HOME"])):
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        said[name] = error.strerror
+        said[name] = f"{folder}: {error.strerror}"
 print(json.dumps(said))
 """
 """What the first container does: is the package there, and can the folders be written?"""
@@ -67,8 +68,6 @@ def check_here(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan, co
 
 
 def _check_network(name: str) -> None:
-    if name.startswith("container:"):
-        return
     try:
         ask("network", "inspect", name)
     except EngineError as error:
@@ -129,10 +128,12 @@ def _try(backend: Trial, docker: DockerConfig, run: RunDir, plan: Plan) -> None:
     if said["version"] != __version__:
         problem = f"holds launcher {said['version']}, and this is {__version__}"
         raise ConfigError("submit.docker.image", docker.image, problem, hint="build it anew")
-    for name, folder in (("run", str(run.path)), ("home", "/tmp")):
+    for name in ("run", "home"):
         if name in said:
-            problem = f"{user} can't write {folder} in the container: {said[name]}"
+            problem = f"{user} can't write {said[name]}, in the container"
             hint = "give the folder to that user; submit.docker.user=null: the ranks are who gives the command"
+            if name == "home" and not said[name].startswith(HOME + ":"):
+                hint = "HOME is set by a variable of yours: leave it out, or mount that folder with :rw"
             raise ConfigError("submit.docker.user", docker.user, problem, hint=hint)
 
 

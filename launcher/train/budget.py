@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from launcher.config.targets import HOUR
 from launcher.errors import StorageError
 from launcher.plan.plan import Plan
-from launcher.plan.targets import HOUR
 from launcher.run_dir import RunDir, to_json, write_atomic
 from launcher.train import stopping
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.targets import TargetsConfig
+from launcher.config.targets import HOUR, TargetsConfig, device_hours
 from launcher.errors import ConfigError
-from launcher.plan.targets import HOUR, device_hours, needed_rate
+from launcher.plan.targets import needed_rate
 from launcher.train.evaluate import Validation
 
 WARM = 3

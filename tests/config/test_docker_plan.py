@@ -61,3 +61,10 @@ def test_a_run_without_an_engine_is_refused(command: Command, tmp_path: Path) ->
 def test_verify_runs_here(command: Command) -> None:
     said = command("verify", *CPU)
     assert (said.code, "submit=docker: verify runs on this machine" in said.err) == (2, True)
+
+
+def test_one_run_does_not_divide_the_machine(command: Command, tmp_path: Path) -> None:
+    for name in ("train", "plan"):
+        said = command(name, *CPU, "submit.docker.parallelism=2", "hydra.run.dir=run")
+        assert (said.code, "submit.docker.parallelism=2: is how many runs of a sweep" in said.err) == (2, True)
+    assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from paced import expected, paced
 from runs import Done, environment, launch, mean
 from watched import KILL, TERM, TOKEN, Running, watched, within
 
-from launcher.submit.engine import LABEL
+from launcher.config.docker import LABEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("docker")]
 

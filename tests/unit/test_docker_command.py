@@ -60,8 +60,6 @@ MOUNTS = [
     "--mount=type=bind,source=/home/me/my code/near,target=/home/me/my code/near,readonly",
     '--mount=type=bind,"source=/old,er",target=/new',
     "--mount=type=bind,source=/runs/one,target=/runs/one",
-    "--env=WANDB_API_KEY",
-    "--device=/dev/infiniband",
 ]
 SURROUNDINGS = [
     "--env=HOME=/tmp",
@@ -69,8 +67,11 @@ SURROUNDINGS = [
     "--env=PYTHONIOENCODING=utf-8:backslashreplace",
     "--env=PYTHONUNBUFFERED=1",
     "--env=OMP_NUM_THREADS=4",
+    "--env=PYTHONSAFEPATH=1",
     f"--env=LAUNCHER_RENDEZVOUS={NAME}-0:29500",
     "--env=LAUNCHER_LIFELINE",
+    "--env=WANDB_API_KEY",
+    "--device=/dev/infiniband",
 ]
 RUN = RunDir(Path("/runs/one"))
 
@@ -170,12 +171,82 @@ def test_runs_that_run_at_a_time_share_the_gpus(monkeypatch: pytest.MonkeyPatch)
         (["submit.docker.image='--rm'"], "submit.docker.image"),
         (["submit.docker.network=bridge", "cluster.nodes=2"], "submit.docker.network"),
         (["logging.wandb.mode=online"], "logging.wandb.mode"),
+        (["logging.wandb.mode=online", "submit.docker.network=none"], "logging.wandb.mode"),
+        (["submit.docker.network='container:foo'"], "submit.docker.network"),
+        (["submit.docker.network=''"], "submit.docker.network"),
+        (["submit.docker.build=' '"], "submit.docker.build"),
+        (["submit.docker.env=[PYTHONPATH]"], "submit.docker.env"),
+        (["submit.docker.env=[GLOO_SOCKET_IFNAME]"], "submit.docker.env"),
+        (["submit.docker.options=['-ePYTHONSAFEPATH=']"], "submit.docker.env"),
+        (["submit.docker.mounts=[/tmp]"], "submit"),
+        (["submit.docker.mounts=['/data:/tmp/']"], "submit"),
+        (["submit.docker.options=[mine]"], "submit.docker.options[0]"),
+        (["submit.docker.options=['--device=/dev/a',mine]"], "submit.docker.options[1]"),
     ],
 )
 def test_what_containers_cannot_be(overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         rendered("cluster.ranks_per_node=2", *overrides)
     assert refused.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "says"),
+    [
+        ("'--name=foo'", "--name", "run.name"),
+        ("'--label=launcher.run=/x'", "--label", "launcher's own"),
+        ("'--network',host", "--network", "submit.docker.network"),
+        ("'-u','0:0'", "--user", "submit.docker.user"),
+        ("'--workdir=/x'", "--workdir", "launcher's own"),
+        ("'--entrypoint=sh'", "--entrypoint", "submit.docker.image"),
+        ("'--rm'", "--rm", "launcher's own"),
+        ("'-it'", "--interactive", "launcher's own"),
+        ("'--device=/dev/a','-d'", "--detach", "launcher's own"),
+        ("'--gpus=all'", "--gpus", "submit.docker.gpus"),
+        ("'--env-file=x'", "--env-file", "submit.docker.env"),
+    ],
+)
+def test_options_that_something_else_says(words: str, option: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"submit\.docker\.options={option}: .*{says}"):
+        rendered("cluster.device=cpu", f"submit.docker.options=[{words}]")
+
+
+def test_the_user_s_variables_are_the_containers() -> None:
+    options = "submit.docker.options=['--env=OMP_NUM_THREADS=8','-e','PYTHONUNBUFFERED=0','--label=team=x']"
+    (command,) = rendered("cluster.device=cpu", "submit.docker.env=[HOME]", options)
+    given = [one for one in command if "HOME" in one or "OMP_NUM" in one or "UNBUFFERED" in one]
+    assert given == ["--env=HOME", "--env=OMP_NUM_THREADS=8", "PYTHONUNBUFFERED=0"]
+    assert "--label=team=x" in command
+
+
+def test_the_package_is_the_image_s_in_a_checkout_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout, code = tmp_path / "checkout", tmp_path / "code"
+    (checkout / "launcher").mkdir(parents=True)
+    (checkout / "launcher" / "__init__.py").touch()
+    code.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{checkout}:{code}")
+    config = parse(config_text("submit=docker", "cluster.device=cpu"))
+    plan = replace(make_plan(config, Facts()), cwd=str(checkout), pythonpath=[str(checkout)])
+    commands = Docker(config).render(RUN, plan).docker
+    assert commands is not None
+    for command in (commands[0], Docker(config).trial(RUN, plan, "-c", "")):
+        given = option(command, "env")
+        assert [one for one in given if one.startswith("PYTHON") and "PATH" in one] == [
+            f"PYTHONPATH={code}",
+            "PYTHONSAFEPATH=1",
+        ]
+        assert f"--mount=type=bind,source={checkout},target={checkout},readonly" in command
+
+
+def test_nothing_else_lies_where_home_is_mounted() -> None:
+    (command,) = rendered("cluster.device=cpu", "submit.docker.mounts=['/scratch:/tmp/:rw']")
+    assert "--mount=type=bind,source=/scratch,target=/tmp" in command
+    assert not option(command, "tmpfs")
+
+
+def test_without_a_network_there_is_one_interface() -> None:
+    (command,) = rendered("cluster.device=cpu", "submit.docker.network=none")
+    assert "GLOO_SOCKET_IFNAME=lo" in option(command, "env")
 
 
 def test_variables_that_the_configuration_refers_to_are_passed_by_name() -> None:
@@ -185,7 +256,7 @@ def test_variables_that_the_configuration_refers_to_are_passed_by_name() -> None
     docker = Docker(config).with_variables(["FIRST", "OWN"])
     commands = docker.render(RUN, replace(make_plan(config, Facts()), cwd="/home")).docker
     assert commands is not None
-    assert [one for one in option(commands[0], "env") if "=" not in one] == ["OWN", "FIRST", "LAUNCHER_LIFELINE"]
+    assert [one for one in option(commands[0], "env") if "=" not in one] == ["LAUNCHER_LIFELINE", "OWN", "FIRST"]
 
 
 def test_a_run_has_names_of_its_own() -> None:

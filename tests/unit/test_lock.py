@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.lock import Locked, Owner, holding, path_of
+from launcher.lock import Locked, Owner, holding, is_held, path_of
 from launcher.run_dir import RunDir, State
 
 HOLD = """
@@ -286,3 +286,20 @@ def test_a_file_system_without_hard_links(run: RunDir, monkeypatch: pytest.Monke
     written(run, host="far-away")
     with pytest.raises(Locked), holding(run):
         pass
+
+
+def test_a_lock_that_cannot_be_read_is_held(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_held(run)
+    assert not is_held(RunDir(run.path / "gone"))
+    with holding(run):
+        assert is_held(run)
+    path_of(run).write_text("{")
+    assert is_held(run)
+    path_of(run).unlink()
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise PermissionError
+
+    for name in ("read_text", "lstat"):  # another user's folder, also where the tests are root's
+        monkeypatch.setattr(Path, name, denied)
+    assert is_held(run)

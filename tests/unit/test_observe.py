@@ -398,6 +398,26 @@ def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
     assert "torn: " in text
 
 
+@pytest.mark.parametrize("damaged", ["status", "metrics", "loss", "plan"])
+def test_a_damaged_run_is_one_row_among_the_others(tmp_path: Path, damaged: str) -> None:
+    make_run(tmp_path / "sweep" / "whole", update=3)
+    run = make_run(
+        tmp_path / "sweep" / "damaged", update=3, **({"reached": {"update": 3}} if damaged == "status" else {})
+    )
+    if damaged != "status":
+        broken: dict[str, Any] = {"metrics": {"critical_batch": 8.0}, "loss": {"loss": "?"}, "plan": {}}[damaged]
+        add(run, train(3, **broken))
+    if damaged == "plan":
+        plan = json.loads((run / "plan.json").read_text())
+        (run / "plan.json").write_text(json.dumps(plan | {"num_updates": "many"}))
+    text = rendered(tmp_path / "sweep")
+    assert "3/100" in text
+    assert "unreadable" in text
+    assert "damaged: its files are damaged" in text.replace("\n", " ")
+    with pytest.raises(LauncherError, match="damaged: its files are damaged"):
+        rendered(run)
+
+
 def test_the_table_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
     for name in ("a-name-of-a-run-that-is-rather-long_2026-11-29_17-33-30-b2b41e", "b[x]"):
         make_run(tmp_path / "sweep" / name, update=100)

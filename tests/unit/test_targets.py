@@ -12,13 +12,13 @@ from fabricated import sweep
 
 from launcher import checkpoints
 from launcher.config.choices import Device
-from launcher.config.targets import MetricTargetConfig, TargetsConfig
+from launcher.config.targets import MetricTargetConfig, TargetsConfig, device_hours
 from launcher.config.validate import parse
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
 from launcher.plan.plan import make_plan
-from launcher.plan.targets import device_hours, needed_rate, spent
+from launcher.plan.targets import needed_rate, spent
 from launcher.report.read import read
 from launcher.report.write import markdown, report
 from launcher.run_dir import RunDir
