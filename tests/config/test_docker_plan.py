@@ -66,5 +66,5 @@ def test_verify_runs_here(command: Command) -> None:
 def test_one_run_does_not_divide_the_machine(command: Command, tmp_path: Path) -> None:
     for name in ("train", "plan"):
         said = command(name, *CPU, "submit.docker.parallelism=2", "hydra.run.dir=run")
-        assert (said.code, "submit.docker.parallelism=2: is how many runs of a sweep" in said.err) == (2, True)
+        assert (said.code, "submit.docker.parallelism=2: says how many runs of a sweep" in said.err) == (2, True)
     assert not (tmp_path / "run").exists()

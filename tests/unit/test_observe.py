@@ -401,9 +401,8 @@ def test_status_of_a_sweep_is_a_row_for_each_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", ["status", "metrics", "loss", "plan"])
 def test_a_damaged_run_is_one_row_among_the_others(tmp_path: Path, damaged: str) -> None:
     make_run(tmp_path / "sweep" / "whole", update=3)
-    run = make_run(
-        tmp_path / "sweep" / "damaged", update=3, **({"reached": {"update": 3}} if damaged == "status" else {})
-    )
+    more: dict[str, Any] = {"status": {"reached": {"update": 3}}, "metrics": {"noise_scale_every_updates": 1}}
+    run = make_run(tmp_path / "sweep" / "damaged", update=3, **more.get(damaged, {}))
     if damaged != "status":
         broken: dict[str, Any] = {"metrics": {"critical_batch": 8.0}, "loss": {"loss": "?"}, "plan": {}}[damaged]
         add(run, train(3, **broken))
