@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
 HERE = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
 ROOT = Path(__file__).parents[2]
 ENDS_WITHIN = 150.0
-LIVES = ("PENDING", "RUNNING", "COMPLETING")
+LIVES = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 SAMPLES = 24
 STEP_BY_STEP = ("cluster.nodes=1", "cluster.ranks_per_node=1", "batch.layout=arrival")
 
@@ -190,7 +190,7 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
     limit = ("submit.slurm.time=1", "submit.slurm.signal_before=50", "checkpoint.stop_within=10")
     assert queue.train(cut, *run, *limit, "+data.train.seconds=1.7").code == 0
     two = ("submit.slurm.nodes=2", "cluster.ranks_per_node=1", "submit.slurm.agent=none", "checkpoint.every=null")
-    assert queue.train(told, *paced(SAMPLES, *two, "+data.train.seconds=0.5")).code == 0
+    assert queue.train(told, *paced(SAMPLES, *two, "+data.train.seconds=0.9")).code == 0
     logs = [folder / "run" / "logs" / f"slurm_{job}.out" for folder, job in zip((cut, told), queue.jobs, strict=True)]
     assert reaches(told, 2)
     slurm("scancel", "--signal=USR1", queue.jobs[1])
@@ -201,8 +201,7 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
     assert reaches(told, seen + 1)
     slurm("scancel", "--batch", "--signal=USR1", queue.jobs[1])
     for job, log, least in zip(queue.jobs, logs, (1, 2), strict=True):
-        assert within(240, lambda job=job: state(job) not in LIVES)
-        assert state(job) == "COMPLETED"
+        assert within(240, lambda job=job: state(job) == "COMPLETED"), state(job)  # REQUEUED for a moment
         assert log.read_text().count("was stopped, and is queued again") >= least, log.read_text()
     assert_finished(told)
     found = Done(0, "", "", cut / "run")
@@ -287,7 +286,7 @@ def test_a_node_that_dies_is_replaced_or_done_without(
         "cluster.ranks_per_node=1",
     )
     fewer, other = tmp_path / "fewer", tmp_path / "other"
-    apart = ["submit.slurm.sbatch=['--nodelist=node[2-3]']"], ["submit.slurm.sbatch=['--exclude=node[2-3]']"]
+    apart = ["submit.slurm.sbatch=['--nodelist=node[2-3]']"], ["submit.slurm.exclude='node[2-3]'"]
     for folder, run in ((fewer, [*two, *apart[0], "batch.layout=arrival"]), (other, [*STEP_BY_STEP, *apart[1]])):
         folder.mkdir()
         assert queue.train(folder, *paced(SAMPLES, *run, *slow)).code == 0
@@ -301,8 +300,7 @@ def test_a_node_that_dies_is_replaced_or_done_without(
     repaired(lost, queue.jobs[0])
     repaired(alone, queue.jobs[1])
     for job in queue.jobs:
-        assert within(200, lambda job=job: state(job) not in LIVES)
-        assert state(job) == "COMPLETED"
+        assert within(200, lambda job=job: state(job) == "COMPLETED"), state(job)
     # inside the job, on the node that is left
     assert "start 2 on" not in logs[0].read_text()
     found = Done(0, "", "", fewer / "run")
