@@ -127,10 +127,11 @@ def _check_rendered(text: str) -> None:
     Raises:
         ConfigError: one does.
     """
-    for section, hint in _RENDERED.items():
-        for key, value in open_keys(text, section):
-            problem = "would be written with its value: this key becomes part of a script or of a command line"
-            raise ConfigError(key, value, problem, hint=hint)
+    for key, value in open_keys(text):
+        for section, hint in _RENDERED.items():
+            if key.startswith(f"{section}."):
+                problem = "would be written with its value: this key becomes part of a script or of a command line"
+                raise ConfigError(key, value, problem, hint=hint)
 
 
 def _tracker_notes(text: str) -> list[str]:

@@ -49,10 +49,12 @@ def freeze(composed: DictConfig) -> str:
     return OmegaConf.to_yaml(frozen, resolve=False)
 
 
-def open_keys(text: str, section: str) -> list[tuple[str, str]]:
-    """The keys below a section of a config.yaml that still refer to an environment variable, and their values."""
-    found = OmegaConf.select(OmegaConf.create(text), section)
-    return [(node._get_full_key(None), node._value()) for _, node in _interpolations(found)]
+def open_keys(text: str) -> list[tuple[str, str]]:
+    """The keys of a config.yaml that still refer to an environment variable, and their values."""
+    if "${" not in text:
+        return []
+    found = _interpolations(cast(DictConfig, OmegaConf.create(text)))
+    return [(node._get_full_key(None), node._value()) for _, node in found]
 
 
 def _parent(root: Any, where: Place) -> Any:

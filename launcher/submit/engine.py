@@ -50,9 +50,10 @@ def _words(said: str) -> str:
 def answers() -> bool:
     """Whether the engine does."""
     try:
-        return bool(ask("version", "--format", "{{.Server.Version}}"))
+        check_answers()
     except LauncherError:
         return False
+    return True
 
 
 def check_answers() -> None:

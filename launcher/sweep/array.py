@@ -52,10 +52,10 @@ def check_array(members: Sequence[Member]) -> None:
     if queued and len(queued) < sum(one.drafted is not None for one in members):
         raise ConfigError("submit", "slurm", "all runs of a sweep start in one place: some of these are not for Slurm")
     planned = [one for one in queued if one.prepared is not None]
-    for other in planned[1:]:
-        scripts = [_backend(one).scripts.shared(_plan(one)) for one in (planned[0], other)]
-        if scripts[0] != scripts[1]:
-            raise _difference(planned[0], other, *scripts)
+    scripts = [_backend(one).scripts.shared(_plan(one)) for one in planned]
+    for other, script in zip(planned[1:], scripts[1:], strict=True):
+        if script != scripts[0]:
+            raise _difference(planned[0], other, scripts[0], script)
 
 
 def _difference(first: Member, other: Member, *scripts: list[str]) -> LauncherError:
