@@ -8,12 +8,10 @@ from launcher.config.docker import DockerConfig
 from launcher.config.places import ClusterConfig, SlurmConfig
 from launcher.config.schema import Config
 from launcher.config.slurm_options import check_options
-from launcher.config.times import limit, seconds
+from launcher.config.times import limit, time_to_save
 from launcher.errors import ConfigError
 
 KEY = "submit.slurm"
-LEAD = 30.0
-"""Seconds that a job is told to stop before its ranks have to have stopped (checkpoint.stop_within)."""
 
 
 def check_submit(config: Config) -> None:
@@ -63,19 +61,12 @@ def _check_empty(kind: SubmitKind, section: SlurmConfig | DockerConfig) -> None:
 
 def lead(config: Config) -> float:
     """Seconds before the time limit at which a job is told to stop. Raises ConfigError."""
-    before = config.submit.slurm.signal_before
-    if before is not None:
-        return seconds(before, f"{KEY}.signal_before")
-    return seconds(config.checkpoint.stop_within, "checkpoint.stop_within") + LEAD
+    return time_to_save(config.submit.slurm.signal_before, f"{KEY}.signal_before", config.checkpoint.stop_within)
 
 
 def _check_signal(config: Config) -> None:
     """That a job is told to stop after it starts, and early enough to save."""
     slurm, told = config.submit.slurm, lead(config)
-    within = seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
-    if told < within:
-        problem = f"is shorter than checkpoint.stop_within, {within:g} s: a save would be cut"
-        raise ConfigError(f"{KEY}.signal_before", slurm.signal_before, problem)
     allowed = None if slurm.time is None else limit(slurm.time)
     if allowed is not None and told >= allowed:
         given = "checkpoint.stop_within and 30 s" if slurm.signal_before is None else f"{KEY}.signal_before"

@@ -3,12 +3,12 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.config.choices import Pull
-from launcher.config.times import seconds
+from launcher.config.times import time_to_save
 from launcher.errors import ConfigError
 
 _SIZE = re.compile(r"([0-9]+)([bkmg]?)", re.IGNORECASE)
@@ -132,16 +132,17 @@ class Mount:
         return cls(source, target, mode == "rw")
 
 
-def check_docker(docker: DockerConfig, stop_within: float) -> None:
-    """That the section can be right. `stop_within`: checkpoint.stop_within in seconds.
+def stop_timeout(docker: DockerConfig, stop_within: object) -> float:
+    """Seconds that `docker stop` waits. `stop_within`: checkpoint.stop_within. Raises ConfigError."""
+    return time_to_save(docker.stop_timeout, "submit.docker.stop_timeout", stop_within)
+
+
+def check_docker(docker: DockerConfig, stop_within: object) -> None:
+    """That the section can be right. `stop_within`: checkpoint.stop_within.
 
     Raises:
         ConfigError: which key can't, and what would.
     """
-    for key in fields(docker):
-        text = getattr(docker, key.name)
-        if isinstance(text, str) and not text.strip():
-            raise ConfigError(f"submit.docker.{key.name}", text, "is an empty text", hint="leave it out")
     _check_resources(docker)
     _check_network(docker)
     _check_options(docker.options)
@@ -159,12 +160,8 @@ def check_docker(docker: DockerConfig, stop_within: float) -> None:
     if docker.build is None and docker.build_options:
         problem = "has no effect: submit.docker.build is null"
         raise ConfigError("submit.docker.build_options", docker.build_options, problem, hint="submit.docker.build=.")
-    if docker.stop_timeout is not None:
-        given = seconds(docker.stop_timeout, "submit.docker.stop_timeout")
-        if given < stop_within:
-            problem = f"is shorter than checkpoint.stop_within, {stop_within:g} s: a save would be cut"
-            raise ConfigError("submit.docker.stop_timeout", docker.stop_timeout, problem)
-    if not docker.image or docker.image.startswith("-"):
+    stop_timeout(docker, stop_within)
+    if docker.image.startswith("-"):
         raise ConfigError("submit.docker.image", docker.image, "must name an image")
 
 

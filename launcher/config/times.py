@@ -13,6 +13,8 @@ _UNITS = {
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 _CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})")
 _LIMIT = re.compile(r"(?:([0-9]+)-)?([0-9]+(?::[0-9]+){0,2})")
+LEAD = 30.0
+"""Seconds that a run is told to stop before it is ended, beside those of checkpoint.stop_within."""
 _ALLOWED = "a time is `90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`; a bare number is seconds"
 
 
@@ -44,6 +46,22 @@ def seconds(value: object, key: str) -> float:
         found = float(form[1]) * _UNITS.get(form[2], 1)
     if not found > 0:
         raise ConfigError(key, value, "must be above 0", hint=_ALLOWED)
+    return found
+
+
+def time_to_save(given: object, key: str, stop_within: object) -> float:
+    """Seconds from when a run is told to stop until it is ended: `given`, else checkpoint.stop_within and LEAD.
+
+    Args:
+        given: the value of the key `key`; None: the default.
+
+    Raises:
+        ConfigError: it is shorter than checkpoint.stop_within.
+    """
+    within = seconds(stop_within, "checkpoint.stop_within")
+    found = within + LEAD if given is None else seconds(given, key)
+    if found < within:
+        raise ConfigError(key, given, f"is shorter than checkpoint.stop_within, {within:g} s: a save would be cut")
     return found
 
 

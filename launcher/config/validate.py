@@ -154,8 +154,7 @@ def _check_numbers(config: Config) -> None:
     check_targets(config.targets, is_validated=config.data.validation is not None)
     _check_patches(config.model_patches)
     check_submit(config)
-    stop_within = seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
-    check_docker(config.submit.docker, stop_within)
+    check_docker(config.submit.docker, config.checkpoint.stop_within)
     restarts = config.training.max_restarts
     if restarts != "auto" and (isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0):
         raise ConfigError("training.max_restarts", restarts, "must be a whole number of at least 0, or auto")

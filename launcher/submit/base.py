@@ -14,8 +14,6 @@ from launcher.run_dir import RunDir
 
 HOME = "/tmp"
 """The home of ranks in a container."""
-LEAD = 30.0
-"""Seconds that a run is told to stop before it is ended, beside those of checkpoint.stop_within."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from launcher.config.choices import WandbMode
-from launcher.config.docker import LABEL, Mount, bytes_of, words_of
+from launcher.config.docker import LABEL, Mount, bytes_of, stop_timeout, words_of
 from launcher.config.freeze import PATH_NAMES
 from launcher.config.schema import Config
-from launcher.config.times import seconds
 from launcher.errors import ConfigError, Exit, LauncherError
 from launcher.lock import holding
 from launcher.outcome import RENDEZVOUS
@@ -26,7 +25,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import print_commands
 from launcher.process import LIFELINE
 from launcher.run_dir import RunDir, State
-from launcher.submit.base import HOME, LEAD, Launch, node_argv, node_environment
+from launcher.submit.base import HOME, Launch, node_argv, node_environment
 from launcher.submit.container import container, name_in
 from launcher.submit.engine import ask, cleared
 from launcher.submit.nodes import SignalsPassedOn, log_of, run_nodes
@@ -103,7 +102,7 @@ class Docker:
         yield f"--pull={docker.pull.value}"
         yield f"--user={docker.user or f'{os.getuid()}:{os.getgid()}'}"
         yield f"--workdir={plan.cwd}"
-        yield f"--stop-timeout={self._stop_timeout()}"
+        yield f"--stop-timeout={round(stop_timeout(docker, self._config.checkpoint.stop_within))}"
         if docker.read_only:
             yield "--read-only"
         mounts = self._mounts(run, plan)
@@ -150,11 +149,6 @@ class Docker:
         """The names of variables that the user sets."""
         words = words_of(self._docker.options)
         return [*self._variables, *(value.partition("=")[0] for name, value in words if name == "env")]
-
-    def _stop_timeout(self) -> int:
-        given = self._docker.stop_timeout
-        within = seconds(self._config.checkpoint.stop_within, "checkpoint.stop_within")
-        return round(within + LEAD if given is None else seconds(given, "submit.docker.stop_timeout"))
 
     def _shared_memory(self, plan: Plan) -> str:
         workers = self._config.data.workers * plan.ranks_per_node

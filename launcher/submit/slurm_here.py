@@ -12,10 +12,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launcher import slurm_job
-from launcher.config.check_slurm import LEAD
 from launcher.config.choices import SubmitKind
 from launcher.config.schema import Config
-from launcher.config.times import seconds
+from launcher.config.times import LEAD, seconds
 from launcher.errors import ConfigError, LauncherError
 from launcher.lock import let_go
 from launcher.plan.plan import Plan
