@@ -98,14 +98,30 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return means
 
 
-def _label(axes: "Axes", title: str, unit: str) -> None:
-    import numpy as np
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+def needs_log(values: Sequence[float]) -> bool:
+    """Whether losses are so far apart that only a logarithmic axis shows them all."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
-    shown = [float(value) for line in axes.get_lines() for value in np.asarray(line.get_ydata(), dtype=float)]
-    if shown and min(shown) > 0 and max(shown) / min(shown) > LOG_FROM:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
+
+def scale_losses(axes: "Axes") -> None:
+    """A logarithmic axis for losses that need it, with plain numbers along it."""
+    import numpy as np
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    drawn = [value for line in axes.get_lines() for value in np.asarray(line.get_ydata(), dtype=float).tolist()]
+    if not needs_log([value for value in drawn if np.isfinite(value)]):
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    plain = FuncFormatter(lambda value, _: f"{value:.10g}")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(plain)
+
+
+def _label(axes: "Axes", title: str, unit: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    scale_losses(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("update")
     axes.set_ylabel(f"loss ({unit})", parse_math=False)
@@ -113,7 +129,7 @@ def _label(axes: "Axes", title: str, unit: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     # a run's name may hold a dollar sign
     axes.figure.suptitle(title, parse_math=False, fontsize=12)
-    if shown:
+    if axes.get_lines():
         # above the axes, where no curve can run through it
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from launcher.observe.plot import LOG_FROM
+from launcher.observe.plot import scale_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -10,17 +10,7 @@ if TYPE_CHECKING:
 
 def finish(axes: "Axes", x: str, y: str) -> None:
     """Labels, a grid, and a logarithmic axis for losses that need it."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
-    values = [value for one in drawn for value in one.tolist() if np.isfinite(value)]
-    if values and min(values) > 0 and max(values) / min(values) > LOG_FROM:
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        plain = FuncFormatter(lambda value, _: f"{value:.10g}")
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_formatter(plain)
+    scale_losses(axes)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.observe.plot import LOG_FROM
+from launcher.observe.plot import needs_log
 from launcher.report.axes import finish, name_lines
 from launcher.report.noise import Sample
 from launcher.report.verdict import Judgement, Series, Verdict
@@ -48,8 +48,7 @@ def _top(verdict: Verdict, sample: Sample) -> float | None:
     values += [sample.mean + one.comparison.margin for one in judged if one.comparison and one.comparison.margin]
     height = max(values) - min(values)
     means = [one.sample.mean for one in judged if one.sample]
-    low = min([*values, *means])
-    is_log = low > 0 and max(means, default=low) / low > LOG_FROM
+    is_log = needs_log([min([*values, *means]), *means])
     top = max(values) * 10**DECADES if is_log else max(values) + ROOM * height
     return top if height > 0 and max(means, default=top) > top else None
 

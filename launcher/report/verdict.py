@@ -150,22 +150,18 @@ def shown_curve(run: Run, kind: str) -> Curve:
 
 def device_hours_to(target: float, runs: Sequence[Run], kind: str) -> list[float]:
     """For each run that came to a loss of at most `target`: ranks times hours that its updates had taken by then."""
-    curves = [(run.world_size, shown_curve(run, kind)) for run in runs if run.world_size is not None]
-    firsts = [
-        next(
-            (device_hours(took, size) for took, loss in zip(one.seconds, one.losses, strict=True) if loss <= target),
-            None,
-        )
-        for size, one in curves
-    ]
-    return [one for one in firsts if one is not None]
+    sized = [(run, run.world_size) for run in runs if run.world_size is not None]
+    reached = [(_reached(target, run, kind), size) for run, size in sized]
+    return [device_hours(curve.seconds[at], size) for (curve, at), size in reached if at is not None]
 
 
 def samples_to(target: float, runs: Sequence[Run], kind: str) -> list[float]:
     """For each run that came to a loss of at most `target`: the samples that it had seen by then."""
-    curves = [shown_curve(run, kind) for run in runs]
-    firsts = [
-        next((seen for seen, loss in zip(curve.samples, curve.losses, strict=True) if loss <= target), None)
-        for curve in curves
-    ]
-    return [one for one in firsts if one is not None]
+    reached = [_reached(target, run, kind) for run in runs]
+    return [curve.samples[at] for curve, at in reached if at is not None]
+
+
+def _reached(target: float, run: Run, kind: str) -> tuple[Curve, int | None]:
+    """The shown curve of a run, and where on it the loss first came to at most `target`; None: nowhere."""
+    curve = shown_curve(run, kind)
+    return curve, next((at for at, loss in enumerate(curve.losses) if loss <= target), None)

@@ -7,7 +7,7 @@ failed first and why. Its exit code is the run's.
 import os
 import signal
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -49,8 +49,7 @@ def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
     """
     run = RunDir(run_dir)
     with scratch() as folder:
-        of_task = _train if task == "train" else _run
-        state, code, error = of_task(run, task, meeting, folder, started)
+        state, code, error = _run(run, task, meeting, folder, started)
         for number in (*STOP_SIGNALS, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
     if meeting.node == 0:
@@ -60,29 +59,21 @@ def run_node(run_dir: Path, task: str, meeting: Meeting, started: float) -> int:
     return code
 
 
-def _train(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float) -> Outcome:
-    """As `_run`, with device-hours counted by the first node. Where they were used up before it, no rank starts."""
-    hours = None
-    with suppress(OSError, LauncherError):  # which is said where the run's files are read again
-        hours = load(run.config).targets.device_hours
-    if spent(run, hours) is not None:
-        return out_of_hours(run, hours)
-    budget = Budget(run, folder, hours, started, lambda: heart.is_there(folder))
-    with counting(budget) if meeting.node == 0 else nullcontext():
-        return _run(run, task, meeting, folder, started)
-
-
 def _run(run: RunDir, task: str, meeting: Meeting, folder: Path, started: float) -> Outcome:
     try:
         plan, config = Plan.from_json(run.plan.read_text(encoding="utf-8")), load(run.config)
         allowed = limits(config) if task == "train" else replace(AT_ONCE, min_nodes=plan.nodes)
+        if spent(run, allowed.device_hours) is not None:
+            return out_of_hours(run, allowed.device_hours)
         if plan.device == "cuda":
             for name, value in recorder_environment(folder, run.logs).items():
                 os.environ.setdefault(name, value)
         spec = _spec(plan, [str(run.path), task], config, meeting, allowed)
         supervisor = Supervisor(spec, OwnLogs(), run, meeting.node, folder, allowed, started)
         _take_signals(folder, supervisor)
-        result = _run_ranks(supervisor, spec.rdzv_handler)
+        budget = Budget(run, folder, allowed.device_hours, started, lambda: heart.is_there(folder))
+        with counting(budget) if task == "train" and meeting.node == 0 else nullcontext():
+            result = _run_ranks(supervisor, spec.rdzv_handler)
     except SignalException as stop:  # SIGQUIT, which is at once, or one that came while there were no ranks
         return *of_stop(run, stop.sigval), None
     except RendezvousClosedError:  # a node that was told to stop, or has failed, while all met

@@ -56,9 +56,7 @@ class Reader:
 
     def read(self, data: Any, indices: Sequence[int]) -> Iterator[Read]:
         """This rank's part of `indices` on the host, which may be empty; each sample counts once over all ranks."""
-        for read in self._load(data, self._turns(indices)):
-            heart.beat()
-            yield read
+        return self._read(data, self._turns(indices))
 
     def micro_batches(self, data: Any, indices: Sequence[int]) -> Iterator[MicroBatch]:
         """The same on the rank's device."""
@@ -66,9 +64,13 @@ class Reader:
 
     def turns(self, data: Any, turns: list[list[Item]]) -> Iterator[MicroBatch]:
         """Micro-batches of these rows on the rank's device."""
+        for read in self._read(data, turns):
+            yield to_micro_batch(read, self.place.device)
+
+    def _read(self, data: Any, turns: list[list[Item]]) -> Iterator[Read]:
         for read in self._load(data, turns):
             heart.beat()
-            yield to_micro_batch(read, self.place.device)
+            yield read
 
     def in_rounds(self, data: Any, indices: Sequence[int]) -> Iterator[tuple[int, list[MicroBatch]]]:
         """The same for a pipeline, round after round, each of one shape, and the number of its first micro-batch."""

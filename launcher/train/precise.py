@@ -88,7 +88,7 @@ class PreciseBatchNorm:
         groups = [self._indices[start : start + size] for start in range(0, len(self._indices), size)]
         turns = [[Item(0, index, True) for index in group] for group in groups[place.rank :: place.degree]]
         if self._reader.equal_steps and len(turns) < -(-len(groups) // place.degree):
-            turns.append([item._replace(is_real=False) for item in (Item(0, one, True) for one in groups[0])])
+            turns.append([Item(0, index, False) for index in groups[0]])
         return self._reader.turns(self._data, turns)
 
 
