@@ -122,9 +122,9 @@ class Clock:
         return self.windows.samples_after
 
     def every(self, duration: Duration, key: str) -> "Every":
-        """What happens once in every `duration`. Raises as `updates`."""
+        """What happens once in every `duration`, which is above 0. Raises as `updates`."""
         updates = max(1, self.updates(duration, key))
-        if not self._counts_samples(duration) or not duration.value:
+        if not self._counts_samples(duration):
             return Every(updates)
         assert self.windows is not None
         windows, full, length = self.windows, replace(self.windows, ramp=()), duration.value

@@ -52,12 +52,16 @@ class Facts:
 
 def token_targets(config: Config) -> list[Fraction]:
     """The numbers of tokens that the durations of this configuration name."""
-    return sorted({one.value for _, one in _durations(config) if one.unit == "tokens" and one.value > 0})
+    return sorted({one.value for _, one in _in_tokens(config)})
 
 
 def needing_tokens(config: Config) -> tuple[str, Duration]:
     """The first key of this configuration that names a number of tokens, and its value."""
-    return next((key, one) for key, one in _durations(config) if one.unit == "tokens" and one.value > 0)
+    return next(_in_tokens(config))
+
+
+def _in_tokens(config: Config) -> Iterator[tuple[str, Duration]]:
+    return ((key, one) for key, one in _durations(config) if one.unit == "tokens" and one.value > 0)
 
 
 def _durations(config: Config) -> Iterator[tuple[str, Duration]]:

@@ -21,7 +21,7 @@ from launcher.plan.ramp import ramp_lines
 from launcher.plan.scaling import Scaled, rule_notes, scale
 from launcher.plan.strategy import settle_strategy
 from launcher.plan.targets import target_lines, target_notes
-from launcher.plan.timing import Timing, make_timing, windows_of
+from launcher.plan.timing import make_timing, windows_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Plan:
     num_samples: int | None = None
     """Samples of the whole training."""
     ramp: list[dict[str, Any]] | None = None
-    """Its stages: global_batch_size, grow_to, and first and last update (null: not known yet); null: there is none."""
+    """Its stages: global_batch_size, grow_to (null: it doesn't grow), until, and first and last update (null: not known
+    yet); null: there is none."""
     noise_scale_every_updates: int | None = None
     """How often the gradient noise scale is measured; None: never, or not known yet."""
     targets: list[str] = field(default_factory=list)
@@ -218,12 +219,6 @@ def _check_fewer_nodes(config: Config, world: World, batch: BatchPlan) -> None:
 
 def _one_stage(facts: Facts) -> list[list[int]] | None:
     return None if facts.num_layers is None else [[0, facts.num_layers - 1]]
-
-
-def timing_of(config: Config, plan: Plan, facts: Facts) -> Timing:
-    """What is measured in updates, for a plan whose num_updates is known."""
-    assert plan.num_updates is not None
-    return make_timing(config, facts, windows_of(config, facts, plan.batch), peak=plan.lr)
 
 
 def checkpoint_every_seconds(config: Config) -> float | None:

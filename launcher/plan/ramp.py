@@ -10,9 +10,9 @@ from launcher.config.choices import Rule
 from launcher.config.schema import Config, RampConfig, ScalingConfig
 from launcher.errors import ConfigError
 from launcher.plan.batch import parse_count
-from launcher.plan.durations import TRAINING_DURATION, Duration, NeedsData
+from launcher.plan.durations import TRAINING_DURATION, Clock, Duration, NeedsData
 from launcher.plan.scaling import ADAM, scaled_rate
-from launcher.plan.windows import RAMP, Stage, WindowTable
+from launcher.plan.windows import RAMP, Stage, WindowTable, batches_at_most
 
 
 def ramp_ends(config: Config) -> list[Duration]:
@@ -22,8 +22,8 @@ def ramp_ends(config: Config) -> list[Duration]:
         ConfigError: an end that is none.
     """
     whole = Duration.parse(config.training.duration, TRAINING_DURATION)
-    if config.batch.ramp and whole.unit == "%":
-        raise ConfigError(TRAINING_DURATION, config.training.duration, "can't be a percentage of itself")
+    if whole.unit == "%":
+        Clock().updates(whole, TRAINING_DURATION)  # refuses it
     return [_end(stage, f"{RAMP}[{index}].until", whole) for index, stage in enumerate(config.batch.ramp)]
 
 
@@ -88,11 +88,6 @@ def check_ramp(config: Config) -> None:
         reached[end.unit] = end
 
 
-def grows(size: int, grow_to: int | None) -> bool:
-    """Whether the windows of a stage come to hold more than one batch of it."""
-    return grow_to is not None and round(Fraction(grow_to, size)) > 1
-
-
 @dataclass(frozen=True)
 class FollowsRamp:
     """What the rule makes of the peak rate for the window of each update, as a share of that of a full window."""
@@ -119,7 +114,7 @@ def ramp_table(config: Config, windows: WindowTable | None) -> list[dict[str, An
         size, grow_to = check_sizes(stage, index)
         last = None if windows is None else windows.stage_ends[index]
         first = None if windows is None else windows.stage_ends[index - 1] + 1 if index else 1
-        row = {"global_batch_size": size, "grow_to": grow_to if grows(size, grow_to) else None}
+        row = {"global_batch_size": size, "grow_to": grow_to if batches_at_most(size, grow_to) > 1 else None}
         rows.append({**row, "until": str(stage.until), "first_update": first, "last_update": last})
     return rows or None
 
@@ -127,19 +122,16 @@ def ramp_table(config: Config, windows: WindowTable | None) -> list[dict[str, An
 def ramp_lines(config: Config, windows: WindowTable | None, lr: float) -> Iterator[str]:
     """Each stage with its numbers, for people to read. `lr`: the peak rate of a full window."""
     full = "batch.global_batch_size" if windows is None else f"{windows.global_batch_size} samples"
-    before = 0
-    for index, stage in enumerate(config.batch.ramp):
-        size, grow_to = check_sizes(stage, index)
-        growth = "" if grow_to is None else f" (grow_to={grow_to} is below 1.5 times it: it doesn't grow)"
-        growth = f", in multiples of it growing towards {grow_to}" if grows(size, grow_to) else growth
-        end = f"until {stage.until}"
-        rate = ""
-        if windows is not None:
-            end, before = f"updates {before + 1} to {windows.stage_ends[index]} ({end})", windows.stage_ends[index]
-            follow = follows_ramp(config.scaling, windows)
-            rate = "" if follow is None else f", lr {lr * follow(windows.stage_ends[index]):g}"
-            rate += " at its end" if rate and grows(size, grow_to) else ""
-        yield f"ramp: {size} samples{growth}, {end}{rate}"
-    if config.batch.ramp:
+    rows, follow = ramp_table(config, windows) or [], follows_ramp(config.scaling, windows)
+    for stage, row in zip(config.batch.ramp, rows, strict=True):
+        growth = "" if stage.grow_to is None else f" (grow_to={stage.grow_to} is below 1.5 times it: it doesn't grow)"
+        growth = f", in multiples of it growing towards {row['grow_to']}" if row["grow_to"] else growth
+        end, rate = f"until {row['until']}", ""
+        if row["last_update"] is not None:
+            end = f"updates {row['first_update']} to {row['last_update']} ({end})"
+            rate = "" if follow is None else f", lr {lr * follow(row['last_update']):g}"
+            rate += " at its end" if rate and row["grow_to"] else ""
+        yield f"ramp: {row['global_batch_size']} samples{growth}, {end}{rate}"
+    if rows:
         unchanged = "; weight decay is that of a full window throughout" if config.optimizer.get("weight_decay") else ""
         yield f"ramp: then {full}{unchanged}"

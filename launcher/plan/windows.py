@@ -40,8 +40,12 @@ class Stage:
     @property
     def largest(self) -> int:
         """Samples of its largest window."""
-        size = self.global_batch_size
-        return size if self.grow_to is None else max(1, round(self.grow_to / size)) * size
+        return batches_at_most(self.global_batch_size, self.grow_to) * self.global_batch_size
+
+
+def batches_at_most(size: int, grow_to: Fraction | int | None) -> int:
+    """How many batches of `size` samples the windows of a stage come to hold."""
+    return 1 if grow_to is None else max(1, round(Fraction(grow_to) / size))
 
 
 class _Run(NamedTuple):

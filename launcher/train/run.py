@@ -23,8 +23,9 @@ from launcher.outcome import SCRATCH, STEP
 from launcher.plan.batch import MICRO_BATCH_CAP
 from launcher.plan.durations import Every
 from launcher.plan.facts import Facts, check_against
-from launcher.plan.plan import Plan, solve_again, timing_of
-from launcher.plan.timing import Timing, windows_of
+from launcher.plan.plan import Plan, solve_again
+from launcher.plan.timing import Timing, make_timing, windows_of
+from launcher.plan.windows import WindowTable
 from launcher.run_dir import RunDir, State, to_json, write_atomic
 from launcher.train import heart, stopping
 from launcher.train.alone import watch_this_rank
@@ -141,11 +142,13 @@ def assemble(
     seed = config.run.seed
     parts.model.train()
     stages = _stages(config, plan, parts, place)
-    timing = timing_of(config, plan, facts)
+    table = windows_of(config, facts, plan.batch)
+    assert table is not None
+    timing = make_timing(config, facts, table, peak=plan.lr)
     noise = _noise_scale(config, timing, place)
     first = None if noise is None else noise.first
     sharding = make_sharding(config, plan, parts, place, None if stages is None else stages.part, first)
-    windows = _windows(config, plan, facts, parts, place, None if stages is None else stages.rounds)
+    windows = _windows(config, plan, table, parts, place, None if stages is None else stages.rounds)
     assert timing.rate is not None, "known with num_updates"
     policy = _policy(config, plan, timing)
     reader, precision = make_reader(config, plan, parts, place), make_precision(config, place)
@@ -168,9 +171,9 @@ def assemble(
     )  # fmt: skip
 
 
-def _windows(config: Config, plan: Plan, facts: Facts, parts: Parts, place: Place, rounds: Rounds | None) -> Windows:
-    table = windows_of(config, facts, plan.batch)
-    assert table is not None
+def _windows(
+    config: Config, plan: Plan, table: WindowTable, parts: Parts, place: Place, rounds: Rounds | None
+) -> Windows:
     assert plan.layout is not None
     return Windows(
         parts.train,

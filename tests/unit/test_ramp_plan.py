@@ -15,9 +15,9 @@ from launcher.config.validate import parse
 from launcher.errors import ConfigError
 from launcher.plan.facts import Facts, token_targets
 from launcher.plan.mesh import World
-from launcher.plan.plan import Plan, make_plan, timing_of
+from launcher.plan.plan import Plan, make_plan
 from launcher.plan.schedule import LearningRate
-from launcher.plan.timing import Timing, windows_of
+from launcher.plan.timing import Timing, make_timing, windows_of
 from launcher.plan.windows import Stage, WindowTable
 from launcher.train.parts import count_through_ramp
 
@@ -29,7 +29,7 @@ def planned(*overrides: str, samples: int = 40, tokens: dict[str, int] | None = 
     config = parse(config_text("batch.global_batch_size=16", "training.duration=6 epochs", *overrides))
     facts = Facts(samples=samples, knows_lengths=True, updates_at_tokens=tokens or {})
     plan = make_plan(config, facts, world=WORLD)
-    return config, plan, timing_of(config, plan, facts)
+    return config, plan, make_timing(config, facts, windows_of(config, facts, plan.batch), peak=plan.lr)
 
 
 DROP = "data.drop_last=true"

@@ -16,9 +16,9 @@ from launcher.config.validate import parse
 from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World
-from launcher.plan.plan import Plan, make_plan, timing_of
+from launcher.plan.plan import Plan, make_plan
 from launcher.plan.schedule import LearningRate
-from launcher.plan.timing import windows_of
+from launcher.plan.timing import Timing, make_timing, windows_of
 from launcher.train.optim import set_group_warmup, set_rates
 
 IMAGENET = Facts(samples=1_281_167, knows_lengths=False, batch_norm_layers=53)
@@ -26,10 +26,14 @@ DIGITS = Facts(samples=1617, knows_lengths=False, batch_norm_layers=20)
 ALPACA = Facts(samples=52_002, knows_lengths=True)
 
 
+def timing(config: Config, plan: Plan, facts: Facts) -> Timing:
+    return make_timing(config, facts, windows_of(config, facts, plan.batch), peak=plan.lr)
+
+
 def recipe(name: str, facts: Facts, ranks: int, *overrides: str) -> tuple[Config, Plan, LearningRate]:
     config = parse(config_text(f"experiment={name}", *overrides))
     plan = make_plan(config, facts, world=World(1, ranks, Device.cpu))
-    rate = timing_of(config, plan, facts).rate
+    rate = timing(config, plan, facts).rate
     assert rate is not None
     return config, plan, rate
 
@@ -147,7 +151,7 @@ def test_yolo_nominal(size: int, accumulated: int, decay: float) -> None:
     assert [group["weight_decay"] for group in plan.param_groups] == [0.0, 0.0, pytest.approx(decay)]
     risen = [end / (3 * 1617) for end in ends[1 : two_epochs + 1]]
     assert [rate(n) for n in range(two_epochs)] == pytest.approx([0.01 * one for one in risen])
-    momentum = timing_of(config, plan, DIGITS).momentum
+    momentum = timing(config, plan, DIGITS).momentum
     assert momentum is not None
     assert [momentum(n) for n in range(two_epochs)] == pytest.approx([0.8 + 0.137 * one for one in risen], rel=1e-12)
     assert momentum(warmup - 1) == momentum(plan.num_updates) == 0.937
