@@ -84,7 +84,7 @@ def test_a_window_that_takes_too_long_is_given_up(tmp_path: Path, twice: bool) -
     seconds = 600 if twice else 2
     data = ["+data.train.at=9", "+data.train.how=hang", "checkpoint.every=2", "checkpoint.async_save=false"]
     with watched(tmp_path, paced(LONG, *data, f"checkpoint.stop_within={seconds}")) as running:
-        running.wait_for_update(4)
+        running.wait_for_checkpoint(4)
         running.launcher.send_signal(INT)
         if twice:
             assert within(STARTED_WITHIN, lambda: running.state() == "stopping")

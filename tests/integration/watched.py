@@ -114,6 +114,12 @@ class Running:
         assert within(STARTED_WITHIN, lambda: came() or self.launcher.poll() is not None), self.processes()
         assert self.launcher.poll() is None, self.launcher.communicate()
 
+    def wait_for_checkpoint(self, update: int) -> None:
+        """Until that of `update` is there, whole; its line in the metrics comes earlier."""
+        there = (self.run / "checkpoints" / f"update_{update:010d}").exists
+        assert within(STARTED_WITHIN, lambda: there() or self.launcher.poll() is not None), self.processes()
+        assert self.launcher.poll() is None, self.launcher.communicate()
+
     def ports(self) -> set[int]:
         """Where the ranks meet."""
         found = set()
