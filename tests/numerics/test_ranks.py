@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, RankPool
+from ranks import MOST_THREADS, RankError, RankPool
 
 from launcher.errors import ConfigError
 
@@ -55,6 +55,11 @@ def _traces(rank: int, world_size: int) -> tuple[torch.dtype, bool]:
     return torch.get_default_dtype(), "LEFT_BEHIND" in os.environ
 
 
+def _leave_threads(rank: int, world_size: int) -> None:
+    for _ in range(MOST_THREADS):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_run_has_a_group_of_its_own(ranks: RankPool, world_size: int) -> None:
     total = 0.5 * world_size * (world_size + 1) / 2
@@ -68,6 +73,12 @@ def test_processes_are_kept_and_what_a_run_sets_is_not(ranks: RankPool) -> None:
     ranks.run(_leave_traces, world_size=2)
     assert ranks.run(_traces, world_size=2) == [(torch.float32, False)] * 2
     assert ranks.run(_pid, world_size=2) == before
+
+
+def test_processes_that_keep_too_many_threads_are_replaced(ranks: RankPool) -> None:
+    before = ranks.run(_pid, world_size=2)
+    ranks.run(_leave_threads, world_size=2)
+    assert set(before).isdisjoint(ranks.run(_pid, world_size=2))
 
 
 def test_what_a_rank_raises_is_raised_with_its_traceback(ranks: RankPool) -> None:
