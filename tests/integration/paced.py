@@ -12,14 +12,17 @@ from scalar import Targets
 class Paced(Targets):
     """Reading a sample takes `seconds`; that of number `at` does `how`: hang, kill (by SIGKILL), term (by SIGTERM, as a
     process that has no handler for it) or fail, unless the variable TOLD_TO_FAIL says no. `once`: a file that keeps it
-    from doing so again."""
+    from doing so again. `hurry`: a file from whose being there on reading takes no time."""
 
-    def __init__(self, targets: list[Any], seconds: float = 0.1, at: int = -1, how: str = "", once: str = "") -> None:
+    def __init__(
+        self, targets: list[Any], seconds: float = 0.1, at: int = -1, how: str = "", once: str = "", hurry: str = ""
+    ) -> None:
         super().__init__(targets)
-        self.seconds, self.at, self.how, self.once = seconds, at, how, once
+        self.seconds, self.at, self.how, self.once, self.hurry = seconds, at, how, once, hurry
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(self.seconds)
+        if not (self.hurry and Path(self.hurry).exists()):
+            time.sleep(self.seconds)
         if index == self.at and not (self.once and Path(self.once).exists()):
             if self.once:
                 Path(self.once).touch()
