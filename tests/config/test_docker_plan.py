@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 CPU = ("submit=docker", "cluster.device=cpu", "cluster.ranks_per_node=1")
 Command = Callable[..., Any]
 

@@ -9,6 +9,8 @@ from launcher.errors import ConfigError
 from launcher.plan.facts import Facts
 from launcher.plan.plan import Plan, make_plan, solve_again
 
+pytestmark = pytest.mark.thorough
+
 FOUR = ("cluster.device=cpu", "cluster.nodes=4", "cluster.ranks_per_node=2", "batch.global_batch_size=96")
 RATE = ("scaling.rule=linear", "scaling.base_batch_size=32", "optimizer=sgd", "training.duration=3 epochs")
 FACTS = Facts(samples=1000, knows_lengths=True)

@@ -10,6 +10,8 @@ from launcher.config.compose import Arguments, compose, hydra_session
 from launcher.config.compose_members import MemberConfigs
 from launcher.errors import LauncherError
 
+pytestmark = pytest.mark.thorough
+
 MEMBERS = [
     ["run.seed=1", "optimizer.lr=0.1"],
     ["run.seed=2", "optimizer.lr=1e-3"],
