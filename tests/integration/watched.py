@@ -110,15 +110,11 @@ class Running:
 
     def wait_for_update(self, update: int) -> None:
         """Until its metrics hold that."""
-        came = lambda: bool(self.records()) and self.records()[-1]["update"] >= update  # noqa: E731
-        assert within(STARTED_WITHIN, lambda: came() or self.launcher.poll() is not None), self.processes()
-        assert self.launcher.poll() is None, self.launcher.communicate()
+        self._wait(lambda: bool(self.records()) and self.records()[-1]["update"] >= update)
 
     def wait_for_checkpoint(self, update: int) -> None:
         """Until that of `update` is there, whole; its line in the metrics comes earlier."""
-        there = (self.run / "checkpoints" / f"update_{update:010d}").exists
-        assert within(STARTED_WITHIN, lambda: there() or self.launcher.poll() is not None), self.processes()
-        assert self.launcher.poll() is None, self.launcher.communicate()
+        self._wait((self.run / "checkpoints" / f"update_{update:010d}").exists)
 
     def ports(self) -> set[int]:
         """Where the ranks meet."""
@@ -134,6 +130,9 @@ class Running:
             "submitted": lambda: (self.run / "status.json").exists() and bool(self.ids("launcher.train.agent")),
             "joining": lambda: len(self.ids("launcher.train.worker")) >= 2,
         }.get(moment, (self.folder / "marks" / moment).exists)
+        self._wait(came)
+
+    def _wait(self, came: Callable[[], bool]) -> None:
         assert within(STARTED_WITHIN, lambda: came() or self.launcher.poll() is not None), self.processes()
         assert self.launcher.poll() is None, self.launcher.communicate()
 

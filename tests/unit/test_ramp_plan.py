@@ -71,8 +71,8 @@ def walked_tokens(lengths: list[int], sizes: list[tuple[int, int]], full: int) -
     return found[: len(sizes)]
 
 
-@settings(deadline=None, max_examples=30)  # a configuration is composed each time
 @pytest.mark.thorough
+@settings(deadline=None, max_examples=30)  # a configuration is composed each time
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=4, max_size=20),
     sizes=st.lists(st.integers(1, 4), min_size=2, max_size=2),
