@@ -137,31 +137,31 @@ class Turns:
             self.bare_took.append(since(started))
 
 
-def compare(rank: int, world_size: int, text: str, options: argparse.Namespace, size: str) -> None:
-    """Trains with both loops on this rank; rank 0 prints what it took."""
+def compare(rank: int, world_size: int, text: str, options: argparse.Namespace, size: str, folder: str) -> None:
+    """Trains with both loops on this rank, the launcher's in `folder`; rank 0 prints what it took."""
     config = parse(text)
     parts = parts_of(config)
-    with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-        fit = assembled(rank, world_size, text, parts, Path(folder))
-        updates = range(1, options.updates + 1)
-        order = [[[item.sample for item in micro] for micro in fit.windows.micro_batches(one)] for one in updates]
-        model = build_model(config)
-        assert isinstance(model, GPT)
-        bare = Bare(model, parts.train, order, [fit.rate(one - 1) for one in updates])
-        turns = Turns(bare.update, options.updates, options.block)
-        report = fit.reporter.update
+    fit = assembled(rank, world_size, text, parts, Path(folder))
+    updates = range(1, options.updates + 1)
+    order = [[[item.sample for item in micro] for micro in fit.windows.micro_batches(one)] for one in updates]
+    model = build_model(config)
+    assert isinstance(model, GPT)
+    bare = Bare(model, parts.train, order, [fit.rate(one - 1) for one in updates])
+    turns = Turns(bare.update, options.updates, options.block)
+    report = fit.reporter.update
 
-        def report_and_turn(*args: Any) -> None:
-            report(*args)
-            turns.after_update()
+    def report_and_turn(*args: Any) -> None:
+        report(*args)
+        turns.after_update()
 
-        fit.reporter.update = report_and_turn  # type: ignore[method-assign]
-        fit.sharding.prepare()
-        fit.sharding.prepare = lambda: None  # type: ignore[method-assign]
-        # what a rank says goes to its log, as in a run
-        with open(f"{folder}/rank_{rank}.log", "w") as log, redirect_stdout(log):
-            turns.start()
-            fit.run()
+    fit.reporter.update = report_and_turn  # type: ignore[method-assign]
+    fit.sharding.prepare()
+    fit.sharding.prepare = lambda: None  # type: ignore[method-assign]
+    # what a rank says goes to its log, as in a run
+    with open(f"{folder}/rank_{rank}.log", "w") as log, redirect_stdout(log):
+        turns.start()
+        fit.run()
+        fit.close()  # the last checkpoint is written beside the loop
     if rank == 0:
         show(size, turns, parts, model, options.warmup)
 
@@ -214,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"optimizer.eps={EPS}",
             ]
         )
-        run_on_ranks(compare, options.ranks, text, options, size)
+        with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
+            run_on_ranks(compare, options.ranks, text, options, size, folder)
 
 
 if __name__ == "__main__":
