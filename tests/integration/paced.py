@@ -12,7 +12,8 @@ from scalar import Targets
 class Paced(Targets):
     """Reading a sample takes `seconds`; that of number `at` does `how`: hang, kill (by SIGKILL), term (by SIGTERM, as a
     process that has no handler for it) or fail, unless the variable TOLD_TO_FAIL says no. `once`: a file that keeps it
-    from doing so again. `hurry`: a file from whose being there on reading takes no time."""
+    from doing so again, or wait, until somebody makes the file `once`. `hurry`: a file from whose being there on
+    reading takes no time."""
 
     def __init__(
         self, targets: list[Any], seconds: float = 0.1, at: int = -1, how: str = "", once: str = "", hurry: str = ""
@@ -23,13 +24,20 @@ class Paced(Targets):
     def __getitem__(self, index: int) -> Any:
         if not (self.hurry and Path(self.hurry).exists()):
             time.sleep(self.seconds)
-        if index == self.at and not (self.once and Path(self.once).exists()):
-            if self.once:
-                Path(self.once).touch()
+        if index == self.at and not self._is_over():
             self._do()
         return super().__getitem__(index)
 
+    def _is_over(self) -> bool:
+        return bool(self.once) and Path(self.once).exists()
+
     def _do(self) -> None:
+        if self.how == "wait":
+            while not self._is_over():
+                time.sleep(0.05)
+            return
+        if self.once:
+            Path(self.once).touch()
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "fail":
@@ -45,8 +53,8 @@ class Paced(Targets):
 class Noted(Paced):
     """The same, where each rank leaves the bytes of a text beside the run's."""
 
-    def __init__(self, targets: list[Any], note: str, folder: str, seconds: float = 0.0) -> None:
-        super().__init__(targets, seconds)
+    def __init__(self, targets: list[Any], note: str, folder: str, seconds: float = 0.0, hurry: str = "") -> None:
+        super().__init__(targets, seconds, hurry=hurry)
         Path(folder, f"note_{os.environ.get('RANK', 'none')}").write_bytes(note.encode())
 
 
@@ -57,6 +65,17 @@ def paced(samples: int, *more: str) -> list[str]:
     base = [one for one in mean(list(range(samples))) if not one.startswith("data.train._target_")]
     ranks = ["cluster.ranks_per_node=2", "batch.global_batch_size=2", "optimizer.lr=0.5"]
     return [*base, "data.train._target_=paced.Paced", *ranks, *more]
+
+
+def waits(at: int, file: Path) -> list[str]:
+    """Overrides with which whoever reads sample `at` waits there until the file is made: so long the run is in the
+    window with this sample, however long a test takes for what it does meanwhile."""
+    return [f"+data.train.at={at}", "+data.train.how=wait", f"+data.train.once={file}"]
+
+
+def hurries(seconds: float, file: Path) -> list[str]:
+    """Overrides with which reading a sample takes `seconds` until the file is made, and no time from then on."""
+    return [f"+data.train.seconds={seconds}", f"+data.train.hurry={file}"]
 
 
 def expected(samples: int) -> float:

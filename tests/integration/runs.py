@@ -71,7 +71,7 @@ def argv(command: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "launcher", command, *arguments]
 
 
-def launch(folder: Path, command: str, *arguments: str, timeout: float = 100, **env: str) -> Done:
+def launch(folder: Path, command: str, *arguments: str, timeout: float = 200, **env: str) -> Done:
     """Runs a command in `folder`, with the run's folder at folder/run where it trains."""
     run = folder / "run"
     extra = [f"hydra.run.dir={run}"] if command == "train" and not any("hydra.run.dir" in a for a in arguments) else []

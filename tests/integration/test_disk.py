@@ -124,7 +124,7 @@ def test_g04_of_two_starts_in_one_folder_one_runs_and_the_other_harms_nothing(tm
         )
         for n in (1, 2)
     ]
-    said = [start.communicate(timeout=100) for start in starts]
+    said = [start.communicate(timeout=200) for start in starts]
     codes = [start.returncode for start in starts]
     assert sorted(codes) == [0, 2], said
     winner = codes.index(0) + 1

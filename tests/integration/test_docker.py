@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paced import expected, paced
+from paced import expected, hurries, paced, waits
 from runs import Done, environment, launch, mean
 from watched import KILL, TERM, TOKEN, Running, watched, within
 
@@ -23,7 +23,8 @@ IMAGE = "launcher:tests"
 CHECKOUT = Path(__file__).resolve().parents[2]
 HERE = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
 DOCKER = ("submit=docker", f"submit.docker.image={IMAGE}", "submit.docker.pull=never")
-SAMPLES = 24
+SAMPLES, LONG = 24, 200
+"""Of a run that is to end, and of one that is stopped long before."""
 SAVES = ("checkpoint.every=2", "checkpoint.async_save=false", "batch.layout=arrival")
 LARGEST = 1.55e9
 """Bytes of the image: about 1.5 GB."""
@@ -144,7 +145,8 @@ def test_what_ranks_see_is_their_folder_and_little_else(tmp_path: Path) -> None:
 
 def test_stopped_it_goes_on_outside(tmp_path: Path) -> None:
     """H13."""
-    with watched(tmp_path, [*DOCKER, *slow(0.3), *SAVES]) as running:
+    hurry = tmp_path / "run" / "hurry"
+    with watched(tmp_path, [*DOCKER, *shown(LONG, *hurries(0.3, hurry)), *SAVES]) as running:
         running.wait_for_update(2)
         running.launcher.send_signal(TERM)
         done = running.ended(60)
@@ -153,21 +155,23 @@ def test_stopped_it_goes_on_outside(tmp_path: Path) -> None:
     assert (status["state"], status["containers"]) == ("stopped", [])
     reached = done.metrics()[-1]["update"]
     assert left(tmp_path) == []
+    hurry.touch()
     again = resume(tmp_path, "submit=local")
     assert again.code == 0, again.out + again.err
     assert f"from the checkpoint of update {reached}" in again.out
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, LONG)
 
 
-def slow(seconds: float) -> list[str]:
-    return paced(SAMPLES, f"+data.train.seconds={seconds}", f"submit.docker.env=[{TOKEN}]")
+def shown(samples: int, *more: str) -> list[str]:
+    """A run that may be watched from outside its containers."""
+    return paced(samples, *more, f"submit.docker.env=[{TOKEN}]")
 
 
-def assert_finished(folder: Path) -> None:
+def assert_finished(folder: Path, samples: int = SAMPLES) -> None:
     done = Done(0, "", "", folder / "run")
     assert done.json("status.json")["state"] == "finished"
-    assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
-    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, SAMPLES // 2 + 1))
+    assert done.weights()["w"] == [pytest.approx(expected(samples), rel=1e-6)]
+    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, samples // 2 + 1))
 
 
 def containers(running: Running) -> list[str]:
@@ -177,7 +181,8 @@ def containers(running: Running) -> list[str]:
 
 def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_path: Path) -> None:
     """H10: nothing lives on without the launcher, and what the engine keeps goes at the next start."""
-    with watched(tmp_path, [*DOCKER, *slow(0.5), *SAVES]) as running:
+    go = tmp_path / "run" / "go"
+    with watched(tmp_path, [*DOCKER, *shown(SAMPLES, *waits(13, go)), *SAVES]) as running:
         running.wait_for_update(3)
         (name,) = containers(running)
         docker("kill", name)
@@ -203,6 +208,7 @@ def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_p
     assert within(30, lambda: not containers(resumed))
     assert resumed.state() == "stopped"
     assert set(left(tmp_path)) == {str(tmp_path / "run")}
+    go.touch()
     done = resume(tmp_path)
     assert done.code == 0, done.out + done.err
     assert_finished(tmp_path)
@@ -210,7 +216,8 @@ def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_p
 
 def test_two_containers_are_two_nodes_and_one_may_be_lost(tmp_path: Path) -> None:
     nodes = ("cluster.nodes=2", "cluster.ranks_per_node=1", "cluster.min_nodes=1", "cluster.wait_for_nodes=2 seconds")
-    with watched(tmp_path, [*DOCKER, *slow(0.6), *SAVES, *nodes]) as running:
+    go = tmp_path / "run" / "go"
+    with watched(tmp_path, [*DOCKER, *shown(SAMPLES, *waits(13, go)), *SAVES, *nodes]) as running:
         running.wait_for_update(3)
         first, second = sorted(containers(running))
         (network,) = docker(
@@ -220,6 +227,7 @@ def test_two_containers_are_two_nodes_and_one_may_be_lost(tmp_path: Path) -> Non
         assert about["Internal"] is True
         assert {one["Name"] for one in about["Containers"].values()} == {first, second}
         docker("kill", second)
+        go.touch()
         done = running.ended(180)
     assert done.code == 0, done.out + done.err
     (failure,) = done.json("status.json")["failures"]

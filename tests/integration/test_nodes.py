@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paced import expected, paced
+from paced import expected, paced, waits
 from watched import KILL, TERM, Running, watched, within
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = 24
+SAMPLES, LONG = 24, 400
+"""Of a run that is to end, and of one that is stopped long before."""
+LAST_OF_WINDOW_7 = 13
+"""A sample that the rank of the second node reads, and the first one waits for."""
 NODES = ("cluster.nodes=2", "cluster.ranks_per_node=1", "checkpoint.every=2", "checkpoint.async_save=false")
 
 
@@ -37,10 +40,12 @@ def test_a_run_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
     # steps that only fit two ranks: the windows stay, and steps are worked out again
     batch = ["batch.global_batch_size=null", "batch.micro_batch_size=1", "batch.gradient_accumulation_steps=1"]
     least = ["cluster.min_nodes=1", "cluster.wait_for_nodes=2 seconds", "batch.layout=arrival"]
-    with watched(tmp_path, paced(SAMPLES, *NODES, *batch, *least)) as running:
+    waiting = waits(LAST_OF_WINDOW_7, tmp_path / "go")
+    with watched(tmp_path, paced(SAMPLES, *NODES, *batch, *least, *waiting)) as running:
         running.wait_for_update(5)
         before = json.loads((running.run / "plan.json").read_text())
         os.kill(second(running), KILL)
+        (tmp_path / "go").touch()
         done = running.ended(180)
     assert done.code == 0, done.out + done.err
     assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
@@ -62,7 +67,7 @@ def test_a_run_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
 
 
 def test_a_lost_node_ends_a_run_that_needs_it(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *NODES, "+data.train.seconds=0.3")) as running:
+    with watched(tmp_path, paced(SAMPLES, *NODES, *waits(LAST_OF_WINDOW_7, tmp_path / "go"))) as running:
         running.wait_for_update(3)
         os.kill(second(running), KILL)
         done = running.ended(120)
@@ -73,13 +78,15 @@ def test_a_lost_node_ends_a_run_that_needs_it(tmp_path: Path) -> None:
 
 
 def test_a_rank_lost_on_either_node_starts_all_again_and_is_named(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *NODES)) as running:
-        running.wait_for_update(3)
+    saves = "checkpoint.every=4"  # and so it repeats the fifth update before it waits again
+    with watched(tmp_path, paced(SAMPLES, *NODES, saves, *waits(LAST_OF_WINDOW_7, tmp_path / "go"))) as running:
+        running.wait_for_update(5)
         os.kill(rank_of(second(running)), KILL)
         assert within(60, lambda: len(failures(running)) == 1)
         assert within(60, lambda: any(one["attempt"] == 1 for one in running.records()))
         (first,) = set(running.ids("launcher.train.agent")) - {second(running)}
         os.kill(rank_of(first), KILL)
+        (tmp_path / "go").touch()
         done = running.ended(180)
     assert done.code == 0, done.out + done.err
     assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
@@ -90,7 +97,7 @@ def test_a_rank_lost_on_either_node_starts_all_again_and_is_named(tmp_path: Path
 
 
 def test_a_stop_that_one_node_hears_stops_all(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *NODES)) as running:
+    with watched(tmp_path, paced(LONG, *NODES)) as running:
         running.wait_for_update(3)
         os.kill(second(running), TERM)
         done = running.ended(60)
@@ -101,7 +108,8 @@ def test_a_stop_that_one_node_hears_stops_all(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_stopped_before_a_lost_node_is_missed_does_not_start_again(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *NODES, "cluster.min_nodes=1")) as running:
+    waiting = waits(LAST_OF_WINDOW_7, tmp_path / "go")
+    with watched(tmp_path, paced(SAMPLES, *NODES, "cluster.min_nodes=1", *waiting)) as running:
         running.wait_for_update(3)
         os.kill(second(running), KILL)
         assert within(60, lambda: not running.ids("launcher.train.worker"))  # its own ones have ended by now
@@ -115,7 +123,7 @@ def test_a_run_that_is_stopped_before_a_lost_node_is_missed_does_not_start_again
 
 
 def test_a_rank_that_hangs_is_named_by_its_node(tmp_path: Path) -> None:
-    hang = ["+data.train.at=9", "+data.train.how=hang", "training.hang_after=4 seconds", "training.max_restarts=0"]
+    hang = ["+data.train.at=9", "+data.train.how=hang", "training.hang_after=10 seconds", "training.max_restarts=0"]
     with watched(tmp_path, paced(SAMPLES, *NODES, *hang, "data.workers=0")) as running:
         done = running.ended(120)
     assert done.code == 3, done.out + done.err
@@ -128,7 +136,7 @@ def test_a_rank_that_hangs_is_named_by_its_node(tmp_path: Path) -> None:
 
 
 def test_a_lost_first_node_ends_the_run(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *NODES, "cluster.min_nodes=1")) as running:
+    with watched(tmp_path, paced(LONG, *NODES, "cluster.min_nodes=1")) as running:
         running.wait_for_update(3)
         (first,) = set(running.ids("launcher.train.agent")) - {second(running)}
         os.kill(first, KILL)

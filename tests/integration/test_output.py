@@ -38,7 +38,7 @@ def run(
         text=True,
         encoding="utf-8",
         errors="replace",
-        timeout=100,
+        timeout=200,
     )
     for one in {stdout, stderr} - {subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL}:
         os.close(one)
@@ -86,7 +86,7 @@ def test_a_command_that_only_prints_ends_as_other_tools_do(tmp_path: Path, argum
 
 def test_a_plan_without_any_output_does_not_pretend(tmp_path: Path) -> None:
     words = [f"'{one}'" for one in argv("plan", *ONE)]
-    done = subprocess.run(["sh", "-c", f"{' '.join(words)} >&-"], cwd=tmp_path, env=environment(), timeout=100)
+    done = subprocess.run(["sh", "-c", f"{' '.join(words)} >&-"], cwd=tmp_path, env=environment(), timeout=200)
     assert done.returncode == 1
 
 
@@ -115,7 +115,7 @@ def test_a_rank_says_its_error_in_any_letters(tmp_path: Path) -> None:
 
 def test_an_argument_that_is_no_text_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*argv("plan"), b"run.name=a\xff"], cwd=tmp_path, env=environment(), capture_output=True, timeout=100
+        [*argv("plan"), b"run.name=a\xff"], cwd=tmp_path, env=environment(), capture_output=True, timeout=200
     )
     assert done.returncode == 2
     assert "run.name=a\N{REPLACEMENT CHARACTER}: not UTF-8" in done.stderr.decode()
@@ -126,7 +126,7 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path: Path, command: str) -> 
     words = " ".join(argv(command, str(tmp_path)))
     script = f"mkdir gone && cd gone && rmdir ../gone && {words}"
     done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100
+        ["sh", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 2
     assert done.stderr == f"launcher {command}: the current folder has been deleted: go to one that is there\n"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from paced import expected, paced
+from paced import expected, paced, waits
 from watched import KILL, watched
 
 pytestmark = pytest.mark.slow
@@ -14,9 +14,10 @@ SAVED = ("checkpoint.every=2", "checkpoint.async_save=false")
 
 
 def test_a_run_outlives_a_killed_rank(tmp_path: Path) -> None:
-    with watched(tmp_path, paced(SAMPLES, *SAVED)) as running:
+    with watched(tmp_path, paced(SAMPLES, *SAVED, *waits(13, tmp_path / "go"))) as running:
         running.wait_for_update(5)
         os.kill(running.rank(1), KILL)
+        (tmp_path / "go").touch()
         done = running.ended(180)
     assert done.code == 0, done.out + done.err
     assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]

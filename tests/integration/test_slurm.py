@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from paced import expected, paced
+from paced import expected, hurries, paced, waits
 from runs import Done, argv, environment, launch
 from watched import parent, within
 
@@ -24,7 +24,8 @@ HERE = f"{Path(__file__).parent}:{environment()['PYTHONPATH']}"
 ROOT = Path(__file__).parents[2]
 ENDS_WITHIN = 150.0
 LIVES = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
-SAMPLES = 24
+SAMPLES, LONG = 24, 200
+"""Of a run that is to end soon, and of one that is stopped before."""
 STEP_BY_STEP = ("cluster.nodes=1", "cluster.ranks_per_node=1", "batch.layout=arrival")
 
 
@@ -104,11 +105,11 @@ def reaches(folder: Path, update: int) -> bool:
     return within(ENDS_WITHIN, lambda: update in updates(folder))
 
 
-def assert_finished(folder: Path) -> None:
+def assert_finished(folder: Path, samples: int = SAMPLES) -> None:
     done = Done(0, "", "", folder / "run")
     assert done.json("status.json")["state"] == "finished"
-    assert done.weights()["w"] == [pytest.approx(expected(SAMPLES), rel=1e-6)]
-    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, SAMPLES // 2 + 1))
+    assert done.weights()["w"] == [pytest.approx(expected(samples), rel=1e-6)]
+    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, samples // 2 + 1))
 
 
 NOTE = 'it\'s "so" $HOME `id`, a\\b; # ü 日本 $(id) %j\n and a second line'
@@ -189,10 +190,10 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
     # Slurm looks at limits twice a minute: told to stop 50 s before the end of a minute is after 10 to 40 s, and the
     # 77 s of this run are more than two such times
     limit = ("submit.slurm.time=1", "submit.slurm.signal_before=50", "checkpoint.stop_within=15")
-    pace = ("+data.train.seconds=3.2", f"+data.train.hurry={tmp_path / 'hurry'}")
-    assert queue.train(cut, *run, *limit, *pace).code == 0
+    hurry = tmp_path / "hurry"
+    assert queue.train(cut, *run, *limit, *hurries(3.2, hurry)).code == 0
     two = ("submit.slurm.nodes=2", "cluster.ranks_per_node=1", "submit.slurm.agent=none", "checkpoint.every=null")
-    assert queue.train(told, *paced(SAMPLES, *two, "+data.train.seconds=0.9")).code == 0
+    assert queue.train(told, *paced(SAMPLES, *two, *hurries(2, hurry))).code == 0
     logs = [folder / "run" / "logs" / f"slurm_{job}.out" for folder, job in zip((cut, told), queue.jobs, strict=True)]
     assert reaches(told, 2)
     slurm("scancel", "--signal=USR1", queue.jobs[1])
@@ -204,7 +205,7 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
     slurm("scancel", "--batch", "--signal=USR1", queue.jobs[1])
     assert within(ENDS_WITHIN, lambda: "start 3 on" in logs[0].read_text()), logs[0].read_text()
     slurm("scontrol", "update", f"JobId={queue.jobs[0]}", "TimeLimit=10")  # it has been cut often enough
-    (tmp_path / "hurry").touch()
+    hurry.touch()
     for job, log in zip(queue.jobs, logs, strict=True):
         assert within(ENDS_WITHIN, lambda job=job: state(job) == "COMPLETED"), state(job)  # REQUEUED for a moment
         assert log.read_text().count("was stopped, and is queued again") >= 2, log.read_text()
@@ -216,17 +217,19 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
 
 def test_h04_preempted_it_goes_on(tmp_path: Path, queue: Queue) -> None:
     low = ("submit.slurm.partition=low", "submit.slurm.cpus_per_task=8", "submit.slurm.sbatch=['--nodelist=node3']")
-    assert queue.train(tmp_path, *paced(SAMPLES, *STEP_BY_STEP, *low, "+data.train.seconds=0.4")).code == 0
+    assert queue.train(tmp_path, *paced(LONG, *STEP_BY_STEP, *low, *hurries(0.4, tmp_path / "hurry"))).code == 0
     assert reaches(tmp_path, 3)
     slurm("srun", "--partition=high", "--cpus-per-task=8", "--nodelist=node3", "true")
+    (tmp_path / "hurry").touch()
     assert queue.ended() == "COMPLETED"
     assert "start 2 on node3" in queue.log(tmp_path)
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, LONG)
 
 
 def test_cancelled_it_stays_so_and_goes_on_when_asked(tmp_path: Path, queue: Queue) -> None:
     terminal, end = pty.openpty()
-    run = [*paced(SAMPLES, *STEP_BY_STEP, "+data.train.seconds=0.5"), f"hydra.run.dir={tmp_path / 'run'}"]
+    pace = hurries(0.5, tmp_path / "hurry")
+    run = [*paced(LONG, *STEP_BY_STEP, *pace), f"hydra.run.dir={tmp_path / 'run'}"]
     command = argv("train", "submit=slurm", "submit.slurm.time=5", "submit.wait=true", *run)
     waiting = subprocess.Popen(
         command, cwd=tmp_path, env=environment(PYTHONPATH=HERE, TERM="xterm"), stdin=end, stdout=end, stderr=end
@@ -251,10 +254,11 @@ def test_cancelled_it_stays_so_and_goes_on_when_asked(tmp_path: Path, queue: Que
     said = launch(tmp_path, "status", "run")
     assert "stopped" in said.out
     assert "launcher resume run" in said.out
+    (tmp_path / "hurry").touch()
     resumed = queue.took(launch(tmp_path, "resume", "run", "submit.wait=true", PYTHONPATH=HERE))
     assert resumed.code == 0, resumed.out + resumed.err
     assert len(queue.jobs) == 2
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, LONG)
 
 
 def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
@@ -283,7 +287,7 @@ def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
 def test_a_node_that_dies_is_replaced_or_done_without(
     tmp_path: Path, queue: Queue, repaired: Callable[[str, str], None]
 ) -> None:
-    slow = ("+data.train.seconds=0.5", "checkpoint.every=2", "checkpoint.async_save=false")
+    go, saves = tmp_path / "go", ("checkpoint.every=2", "checkpoint.async_save=false")
     two = (
         "submit.slurm.nodes=2",
         "cluster.min_nodes=1",
@@ -294,7 +298,7 @@ def test_a_node_that_dies_is_replaced_or_done_without(
     apart = ["submit.slurm.sbatch=['--nodelist=node[2-3]']"], ["submit.slurm.exclude='node[2-3]'"]
     for folder, run in ((fewer, [*two, *apart[0], "batch.layout=arrival"]), (other, [*STEP_BY_STEP, *apart[1]])):
         folder.mkdir()
-        assert queue.train(folder, *paced(SAMPLES, *run, *slow)).code == 0
+        assert queue.train(folder, *paced(SAMPLES, *run, *saves, *waits(13, go))).code == 0
     logs = [
         folder / "run" / "logs" / f"slurm_{job}.out" for folder, job in zip((fewer, other), queue.jobs, strict=True)
     ]
@@ -304,6 +308,7 @@ def test_a_node_that_dies_is_replaced_or_done_without(
     (alone,) = re.findall(r"start 1 on (node\d)", logs[1].read_text())
     repaired(lost, queue.jobs[0])
     repaired(alone, queue.jobs[1])
+    go.touch()
     for job in queue.jobs:
         assert within(200, lambda job=job: state(job) == "COMPLETED"), state(job)
     # inside the job, on the node that is left
@@ -373,7 +378,13 @@ def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> 
     """Nodes and ranks are the job's; stopped, it goes on in the same folder."""
     data = [one for one in without_target(paced(SAMPLES)) if not one.startswith("cluster.ranks_per_node")]
     script, options = str(ROOT / "slurm" / "train.sbatch"), ["--nodes=2", "--ntasks-per-node=2", "--time=5"]
-    overrides = [*data, *noted(tmp_path), "+data.train.seconds=0.5", "run.name=from sbatch", "checkpoint.every=null"]
+    overrides = [
+        *data,
+        *noted(tmp_path),
+        *hurries(2, tmp_path / "hurry"),
+        "run.name=from sbatch",
+        "checkpoint.every=null",
+    ]
     env = environment(PYTHONPATH=HERE, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     said = subprocess.run(
         ["sbatch", "--parsable", *options, script, *overrides], cwd=tmp_path, env=env, capture_output=True, text=True
@@ -386,7 +397,9 @@ def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> 
     assert within(ENDS_WITHIN, lambda: (run / "metrics.jsonl").exists() or state(job) not in LIVES), log.read_text()
     assert (run / "metrics.jsonl").exists(), log.read_text()
     slurm("scancel", "--batch", "--signal=USR1", job)
-    assert queue.ended(200) == "COMPLETED", log.read_text()
+    assert within(ENDS_WITHIN, lambda: "start 2 on" in log.read_text()), log.read_text()
+    (tmp_path / "hurry").touch()
+    assert queue.ended() == "COMPLETED", log.read_text()
     assert re.search(rf"job {job}, start 2 on (node\d) (?!\1)node\d", log.read_text()), log.read_text()
     assert [one.name for one in run.parent.iterdir()] == [run.name]
     assert_noted(tmp_path, 4)

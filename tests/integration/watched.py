@@ -18,7 +18,7 @@ from runs import Done, argv, environment
 
 TOKEN = "LEFTOVERS_TOKEN"
 STARTED_WITHIN = 180.0
-GONE_WITHIN = 30.0
+GONE_WITHIN = 60.0
 
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 
