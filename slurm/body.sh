@@ -21,6 +21,7 @@ trap 'pass_on USR1' USR1 # comes before the time limit (--signal)
 trap 'pass_on TERM' TERM
 
 echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${nodes//$'\n'/ }"
+echo "each update is a line of $run/logs/rank_0.log"
 unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE # which srun would take from how the job was queued
 "${watch[@]}" srun --export=ALL --ntasks="$((SLURM_JOB_NUM_NODES * tasks_per_node))" \
   --ntasks-per-node="$tasks_per_node" "${srun_options[@]}" "${command[@]}" &

@@ -402,6 +402,9 @@ def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> 
     assert queue.ended() == "COMPLETED", log.read_text()
     assert re.search(rf"job {job}, start 2 on (node\d) (?!\1)node\d", log.read_text()), log.read_text()
     assert [one.name for one in run.parent.iterdir()] == [run.name]
+    followed = re.findall(r"each update is a line of (\S+)", log.read_text())
+    assert followed == [f"{run}/logs/rank_0.log"] * 2  # once a start
+    assert "update 1/" in Path(followed[0]).read_text()
     assert_noted(tmp_path, 4)
     found = Done(0, "", "", run)
     assert [found.json("plan.json")[name] for name in ("nodes", "ranks_per_node")] == [2, 2]
