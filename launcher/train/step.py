@@ -106,7 +106,7 @@ def _run(run: RunDir, folder: Path, argv: list[str], started: float) -> Outcome:
     )
     assert srun.stderr is not None
     with counting(Budget(run, folder, allowed.device_hours, started, lambda: _is_running(run))):
-        end = _watch(srun, srun.stderr, StopWatch(run, folder, allowed, started, says=True), run, attempt)
+        end = _watch(srun, srun.stderr, StopWatch(run, folder, allowed, started, says=True), run, folder, attempt)
     if end.is_failed and end.failure is None and end.stop is None:
         code = 128 - srun.returncode if srun.returncode < 0 else srun.returncode
         reason = f"srun ended with {code} before a rank could say why: see the job's output in {run.logs}"
@@ -130,13 +130,19 @@ def _take_signals(folder: Path) -> None:
         signal.signal(number, note)
 
 
-def _watch(srun: "subprocess.Popen[str]", errors: IO[str], watch: StopWatch, run: RunDir, attempt: int) -> End:
+def _watch(
+    srun: "subprocess.Popen[str]", errors: IO[str], watch: StopWatch, run: RunDir, folder: Path, attempt: int
+) -> End:
     """How the ranks have ended, once they have."""
     said, is_overdue = Said(), False
     reader = threading.Thread(target=said.read, args=(errors,), daemon=True)
     reader.start()
     while srun.poll() is None:
-        watch.look()
+        if watch.stop is None and stopping.asked(folder) is not None:
+            time.sleep(LOOK_EVERY)  # by then it has been read what srun said before the ranks were told
+        # once a task has ended badly srun ends the others by SIGTERM, which is nobody's wish that the run stops
+        if watch.stop is not None or not said.exits:
+            watch.look()
         if watch.is_over and not is_overdue:
             is_overdue = True
             _kill_ranks()
@@ -147,7 +153,7 @@ def _watch(srun: "subprocess.Popen[str]", errors: IO[str], watch: StopWatch, run
     words = read_words(attempt, run.logs)
     failure = first_failure(said.exits, words)[0] if said.exits or words else None
     if failure is not None and failure.signal in STOP_SIGNALS:  # it couldn't take it yet, or not any more
-        stopping.ask(run.path / "step", signal.Signals(failure.signal).name)
+        stopping.ask(folder, signal.Signals(failure.signal).name)
         watch.look()
     return End(True, watch.stop, failure, is_overdue)
 

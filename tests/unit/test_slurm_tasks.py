@@ -117,21 +117,67 @@ while not (folder / "stop").is_symlink():
 """
 
 
-def test_tasks_stop_when_their_device_hours_are_used_up(tmp_path: Path) -> None:
-    text = config_text("targets.device_hours=1e-6", "submit=slurm", "submit.slurm.agent=none")
+def job(folder: Path, *overrides: str) -> RunDir:
+    """A run that has been queued and has a checkpoint."""
+    text = config_text("submit=slurm", "submit.slurm.agent=none", *overrides)
     plan = make_plan(parse(text), Facts(samples=9), world=World(1, 2, Device.cpu))
-    run = RunDir(tmp_path)
+    run = RunDir(folder)
     run.config.write_text(text)
     run.plan.write_text(json.dumps(plan.to_dict()))
     run.logs.mkdir()
-    checkpoint(tmp_path, 3)
+    checkpoint(folder, 3)
     run.write_status(state=State.submitted)
-    argv = [sys.executable, "-m", "launcher.train.step", str(tmp_path)]
+    return run
+
+
+def look_after(run: RunDir, srun: str) -> "subprocess.CompletedProcess[str]":
+    """The step around a program of Python that stands for srun and its tasks."""
+    argv = [sys.executable, "-m", "launcher.train.step", str(run.path), sys.executable, "-c", srun]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = [
-        subprocess.run([*argv, sys.executable, "-c", STAND_IN], env=environment, capture_output=True, timeout=60)
-        for _ in range(2)
-    ]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+
+
+KILLED = "srun: error: node2: task 1: Killed\\nsrun: launch/slurm: _step_signal: Terminating StepId=1.0"
+FIRST_AND_THEN = """
+import os, sys, time
+
+def killed():
+    print("KILLED", file=sys.stderr, flush=True)
+
+def told():  # by SIGTERM, which srun sends the other tasks too, once one has ended badly
+    os.symlink("SIGTERM", os.path.join(os.environ["LAUNCHER_STEP"], "stop"))
+
+FIRST()
+time.sleep(PAUSE)
+THEN()
+time.sleep(0.4)
+print("srun: error: node1: task 0: Exited with exit code 3", file=sys.stderr)
+sys.exit(137)
+""".replace("KILLED", KILLED)
+
+
+@pytest.mark.parametrize("pause", ["0", "0.5"])
+def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, pause: str) -> None:
+    srun = FIRST_AND_THEN.replace("FIRST", "killed").replace("THEN", "told").replace("PAUSE", pause)
+    run = job(tmp_path)
+    done = look_after(run, srun)
+    status = run.read_status()
+    assert (done.returncode, status["state"], status["stop"]) == (3, "failed", None), done.stderr
+    assert (status["error"]["rank"], status["error"]["reason"].partition("\n")[0]) == (1, "killed by SIGKILL")
+
+
+def test_a_task_that_is_lost_while_all_stop_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    srun = FIRST_AND_THEN.replace("FIRST", "told").replace("THEN", "killed").replace("PAUSE", "0.5")
+    run = job(tmp_path)
+    done = look_after(run, srun)
+    status = run.read_status()
+    assert (done.returncode, status["state"], status["stop"]["why"]) == (75, "stopped", "SIGTERM"), done.stderr
+    assert "rank 1 was killed by SIGKILL while the run was stopping" in status["error"]["reason"]
+
+
+def test_tasks_stop_when_their_device_hours_are_used_up(tmp_path: Path) -> None:
+    run = job(tmp_path, "targets.device_hours=1e-6")
+    done = [look_after(run, STAND_IN) for _ in range(2)]
     assert [one.returncode for one in done] == [75, 75], done[0].stderr
     status = run.read_status()
     assert (status["state"], status["attempts_started"]) == ("stopped", 1)  # the second one started none
