@@ -156,6 +156,7 @@ sys.exit(137)
 """.replace("KILLED", KILLED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", ["0", "0.5"])
 def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, pause: str) -> None:
     srun = FIRST_AND_THEN.replace("FIRST", "killed").replace("THEN", "told").replace("PAUSE", pause)
@@ -166,6 +167,7 @@ def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, p
     assert (status["error"]["rank"], status["error"]["reason"].partition("\n")[0]) == (1, "killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_task_that_is_lost_while_all_stop_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     srun = FIRST_AND_THEN.replace("FIRST", "told").replace("THEN", "killed").replace("PAUSE", "0.5")
     run = job(tmp_path)
@@ -175,6 +177,7 @@ def test_a_task_that_is_lost_while_all_stop_leaves_a_run_that_goes_on(tmp_path: 
     assert "rank 1 was killed by SIGKILL while the run was stopping" in status["error"]["reason"]
 
 
+@pytest.mark.slow
 def test_tasks_stop_when_their_device_hours_are_used_up(tmp_path: Path) -> None:
     run = job(tmp_path, "targets.device_hours=1e-6")
     done = [look_after(run, STAND_IN) for _ in range(2)]
