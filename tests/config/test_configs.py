@@ -3,6 +3,8 @@
 import pytest
 from configs import PLAIN, composed_text, config_text, own
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     "overrides",

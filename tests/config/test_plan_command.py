@@ -70,6 +70,7 @@ def test_hydras_own_flags_answer_and_start_nothing(command, flags, text):
     assert os.listdir() == []
 
 
+@pytest.mark.thorough
 def test_help_lists_what_a_user_can_choose(command):
     shown = command("plan", "--help").out
     assert "schedule/decay: constant, cosine, linear, step, wsd" in shown
