@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paced import expected, hurries, paced, waits
+from paced import hurries, paced, waits
 from runs import Done, environment, launch, mean
-from watched import KILL, TERM, TOKEN, Running, watched, within
+from watched import KILL, TERM, TOKEN, Running, assert_finished, watched, within
 
 from launcher.config.docker import LABEL
 
@@ -167,13 +167,6 @@ def shown(samples: int, *more: str) -> list[str]:
     return paced(samples, *more, f"submit.docker.env=[{TOKEN}]")
 
 
-def assert_finished(folder: Path, samples: int = SAMPLES) -> None:
-    done = Done(0, "", "", folder / "run")
-    assert done.json("status.json")["state"] == "finished"
-    assert done.weights()["w"] == [pytest.approx(expected(samples), rel=1e-6)]
-    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, samples // 2 + 1))
-
-
 def containers(running: Running) -> list[str]:
     """The names of those that run."""
     return docker("ps", "--filter", f"label={LABEL}={running.run}", "--format", "{{.Names}}").split()
@@ -211,7 +204,7 @@ def test_a_killed_container_and_a_killed_launcher_leave_a_run_that_goes_on(tmp_p
     go.touch()
     done = resume(tmp_path)
     assert done.code == 0, done.out + done.err
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, SAMPLES)
 
 
 def test_two_containers_are_two_nodes_and_one_may_be_lost(tmp_path: Path) -> None:
@@ -233,7 +226,7 @@ def test_two_containers_are_two_nodes_and_one_may_be_lost(tmp_path: Path) -> Non
     (failure,) = done.json("status.json")["failures"]
     assert failure["reason"].startswith("was lost with its node on ")
     assert done.json("plan.json")["nodes"] == 1
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, SAMPLES)
 
 
 def test_too_little_memory_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from paced import expected, hurries, paced, waits
 from runs import Done, argv, environment, launch
-from watched import parent, within
+from watched import assert_finished, parent, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("slurm")]
 
@@ -103,13 +103,6 @@ def updates(folder: Path) -> list[int]:
 
 def reaches(folder: Path, update: int) -> bool:
     return within(ENDS_WITHIN, lambda: update in updates(folder))
-
-
-def assert_finished(folder: Path, samples: int = SAMPLES) -> None:
-    done = Done(0, "", "", folder / "run")
-    assert done.json("status.json")["state"] == "finished"
-    assert done.weights()["w"] == [pytest.approx(expected(samples), rel=1e-6)]
-    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, samples // 2 + 1))
 
 
 NOTE = 'it\'s "so" $HOME `id`, a\\b; # ü 日本 $(id) %j\n and a second line'
@@ -209,7 +202,7 @@ def test_h04_told_to_stop_they_go_on_and_end_with_the_same_bits(tmp_path: Path, 
     for job, log in zip(queue.jobs, logs, strict=True):
         assert within(ENDS_WITHIN, lambda job=job: state(job) == "COMPLETED"), state(job)  # REQUEUED for a moment
         assert log.read_text().count("was stopped, and is queued again") >= 2, log.read_text()
-    assert_finished(told)
+    assert_finished(told, SAMPLES)
     found = Done(0, "", "", cut / "run")
     assert found.weights() == done.weights()
     assert updates(cut) == updates(told) == list(range(1, SAMPLES // 2 + 1))  # none was lost or repeated
@@ -279,7 +272,7 @@ def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, queue: Queue) -> None:
     for folder in folders:
         status = folder / "run" / "status.json"
         assert within(ENDS_WITHIN, lambda status=status: json.loads(status.read_text())["state"] == "finished")
-        assert_finished(folder)
+        assert_finished(folder, SAMPLES)
     asked = (tmp_path / "asked").read_text()
     assert asked == f"exec --bind /tmp:/tmp a.sif python3 -m launcher.train.agent {tmp_path}/other/run --node 0\n"
 
@@ -319,7 +312,7 @@ def test_a_node_that_dies_is_replaced_or_done_without(
     assert f"start 2 on {alone}" not in logs[1].read_text()
     assert "start 2 on node" in logs[1].read_text()
     for folder in (fewer, other):
-        assert_finished(folder)
+        assert_finished(folder, SAMPLES)
 
 
 @pytest.fixture
@@ -371,7 +364,7 @@ def test_h07_the_script_can_be_queued_by_hand(tmp_path: Path, queue: Queue) -> N
     (done.run / "job.sbatch").write_text(text.replace("#SBATCH --hold\n", ""))
     queue.jobs.append(slurm("sbatch", "--parsable", str(done.run / "job.sbatch")))
     assert queue.ended() == "COMPLETED"
-    assert_finished(tmp_path)
+    assert_finished(tmp_path, SAMPLES)
 
 
 def test_h04_h07_a_run_that_starts_from_sbatch(tmp_path: Path, queue: Queue) -> None:

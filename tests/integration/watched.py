@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from paced import expected
 from runs import Done, argv, environment
 
 TOKEN = "LEFTOVERS_TOKEN"
 STARTED_WITHIN = 180.0
-GONE_WITHIN = 60.0
+GONE_WITHIN = 30.0
 
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 
@@ -174,6 +176,14 @@ def watched(folder: Path, overrides: Sequence[str], **env: str) -> Iterator[Runn
     assert within(GONE_WITHIN, lambda: orphaned_memory() <= shared), (
         "what a test beside this one leaves is on its way out"
     )
+
+
+def assert_finished(folder: Path, samples: int) -> None:
+    """That the run of `paced(samples)` in folder/run has come to its end, with every update and the right weight."""
+    done = Done(0, "", "", folder / "run")
+    assert done.json("status.json")["state"] == "finished"
+    assert done.weights()["w"] == [pytest.approx(expected(samples), rel=1e-6)]
+    assert sorted({line["update"] for line in done.metrics()}) == list(range(1, samples // 2 + 1))
 
 
 def orphaned_memory() -> set[str]:

@@ -137,31 +137,30 @@ def look_after(run: RunDir, srun: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
 
-KILLED = "srun: error: node2: task 1: Killed\\nsrun: launch/slurm: _step_signal: Terminating StepId=1.0"
-FIRST_AND_THEN = """
+KILLED = r'print("srun: error: node2: task 1: Killed\nsrun: Terminating StepId=1.0", file=sys.stderr, flush=True)'
+TOLD = 'stopping.ask(Path(os.environ["LAUNCHER_STEP"]), "SIGTERM")'  # as a rank does that srun sends this signal
+
+
+def srun_that_ends_badly(first: str, pause: float, then: str) -> str:
+    """A program in whose tasks one thing happens and then another; the last task to end blames a lost connection."""
+    return f"""
 import os, sys, time
-
-def killed():
-    print("KILLED", file=sys.stderr, flush=True)
-
-def told():  # by SIGTERM, which srun sends the other tasks too, once one has ended badly
-    os.symlink("SIGTERM", os.path.join(os.environ["LAUNCHER_STEP"], "stop"))
-
-FIRST()
-time.sleep(PAUSE)
-THEN()
+from pathlib import Path
+from launcher.train import stopping
+{first}
+time.sleep({pause})
+{then}
 time.sleep(0.4)
 print("srun: error: node1: task 0: Exited with exit code 3", file=sys.stderr)
 sys.exit(137)
-""".replace("KILLED", KILLED)
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pause", ["0", "0.5"])
-def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, pause: str) -> None:
-    srun = FIRST_AND_THEN.replace("FIRST", "killed").replace("THEN", "told").replace("PAUSE", pause)
+@pytest.mark.parametrize("pause", [0, 0.5])
+def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, pause: float) -> None:
     run = job(tmp_path)
-    done = look_after(run, srun)
+    done = look_after(run, srun_that_ends_badly(KILLED, pause, TOLD))
     status = run.read_status()
     assert (done.returncode, status["state"], status["stop"]) == (3, "failed", None), done.stderr
     assert (status["error"]["rank"], status["error"]["reason"].partition("\n")[0]) == (1, "killed by SIGKILL")
@@ -169,9 +168,8 @@ def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, p
 
 @pytest.mark.slow
 def test_a_task_that_is_lost_while_all_stop_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
-    srun = FIRST_AND_THEN.replace("FIRST", "told").replace("THEN", "killed").replace("PAUSE", "0.5")
     run = job(tmp_path)
-    done = look_after(run, srun)
+    done = look_after(run, srun_that_ends_badly(TOLD, 0.5, KILLED))
     status = run.read_status()
     assert (done.returncode, status["state"], status["stop"]["why"]) == (75, "stopped", "SIGTERM"), done.stderr
     assert "rank 1 was killed by SIGKILL while the run was stopping" in status["error"]["reason"]
