@@ -199,7 +199,8 @@ def _receive(rank: _Rank, number: int) -> bytes:
         return rank.connection.recv_bytes()
     except (EOFError, ConnectionError):
         rank.process.join()
-        raise RankError(f"rank {number} died with exit code {rank.process.exitcode}") from None
+        where = rank.stacks.read_text()  # what a fault of memory left
+        raise RankError(f"rank {number} died with exit code {rank.process.exitcode}\n{where}".rstrip()) from None
 
 
 def _outcome(rank: _Rank, number: int) -> _Outcome:
@@ -257,6 +258,7 @@ def _serve(connection: Connection, stacks: str) -> None:
     """A rank's process: does what it is told until the other end is closed."""
     end_with_parent(signal.SIGKILL)
     with open(stacks, "w") as file:
+        faulthandler.enable(file=file, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         import torch
 

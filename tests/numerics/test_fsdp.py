@@ -46,11 +46,9 @@ def traffic(rank: int, world_size: int, text: str) -> list[dict[str, list[int]]]
     for update in (1, 2):
         window = fit.windows.get(update)
         events = travelled(partial(fit.runner.run, window))
-        shards = [sizes[1] for name, sizes in events if name == "c10d::_reduce_scatter_base_"]
-        reduced = [sizes[0] for name, sizes in events if name == "gloo:all_reduce"]
-        for one in shards:  # gloo does a reduce-scatter by an all-reduce
-            reduced.remove(one)
-        found.append({"shards": shards, "copies": reduced})
+        shards = [size for name, size in events if name == "_reduce_scatter_base_"]
+        copies = [size for name, size in events if name == "allreduce_"]
+        found.append({"shards": shards, "copies": copies})
         fit.sharding.clear_gradients()
     return found
 

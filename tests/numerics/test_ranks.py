@@ -1,6 +1,7 @@
 """The ranks that numerics tests run on: results in order, failures with their traceback, hangs with their stacks."""
 
 import os
+import signal
 import threading
 
 import pytest
@@ -39,6 +40,12 @@ def _hang_on_last(rank: int, world_size: int) -> None:
 def _die_on_last(rank: int, world_size: int) -> None:
     if rank == world_size - 1:
         os._exit(7)
+    dist.barrier()
+
+
+def _fault_on_last(rank: int, world_size: int) -> None:
+    if rank == world_size - 1:
+        signal.raise_signal(signal.SIGSEGV)
     dist.barrier()
 
 
@@ -105,6 +112,10 @@ def test_a_hang_shows_every_stack_and_a_death_is_told() -> None:
         assert pool.pids == []
         with pytest.raises(RankError, match="rank 1 died with exit code 7"):
             pool.run(_die_on_last)
+        with pytest.raises(
+            RankError, match=r"(?s)rank 1 died with exit code -11\nFatal Python error.*in _fault_on_last"
+        ):
+            pool.run(_fault_on_last)
         pids = pool.run(_pid)
     for pid in pids:
         with pytest.raises(ProcessLookupError):

@@ -1,6 +1,5 @@
 """Small models and data for exact checks, and what ranks do with them."""
 
-import math
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from launcher.config.choices import Device
 from launcher.config.validate import parse
@@ -275,12 +275,29 @@ def trained(rank: int, world_size: int, texts: list[str]) -> list[dict[str, Any]
     return found
 
 
-def travelled(of: Callable[[], Any]) -> list[tuple[str, list[int]]]:
-    """The collectives of a call as torch's profiler sees them: names, and the elements of each input."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+class _Collectives(TorchDispatchMode):
+    """Writes down the collectives that are called.
+
+    Not torch's profiler, which sees gloo's threads from outside and in no order: once a rank that it had just watched
+    died of a segmentation fault.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            tensors = [[one for one in tree_leaves(argument) if isinstance(one, Tensor)] for argument in args]
+            self.called.append((func._opname, max(sum(one.numel() for one in some) for some in tensors)))
+        return func(*args, **(kwargs or {}))
+
+
+def travelled(of: Callable[[], Any]) -> list[tuple[str, int]]:
+    """The collectives of a call, in turn: torch's names, with the elements of the whole."""
+    with _Collectives() as collectives:
         of()
-    events = [one for one in profiler.events() if one.name.startswith(("gloo:", "c10d::"))]
-    return [(one.name, [math.prod(shape) for shape in one.input_shapes]) for one in events]
+    return collectives.called
 
 
 def gradients_from(rank: int, world_size: int, text: str, first: int, last: int) -> dict[str, Tensor]:
