@@ -141,14 +141,18 @@ KILLED = r'print("srun: error: node2: task 1: Killed\nsrun: Terminating StepId=1
 TOLD = 'stopping.ask(Path(os.environ["LAUNCHER_STEP"]), "SIGTERM")'  # as a rank does that srun sends this signal
 
 
-def srun_that_ends_badly(first: str, pause: float, then: str) -> str:
+SEEN = 'while RunDir(Path(os.environ["LAUNCHER_STEP"]).parent).read_status()["state"] != "stopping": time.sleep(0.05)'
+
+
+def srun_that_ends_badly(first: str, between: str, then: str) -> str:
     """A program in whose tasks one thing happens and then another; the last task to end blames a lost connection."""
     return f"""
 import os, sys, time
 from pathlib import Path
+from launcher.run_dir import RunDir
 from launcher.train import stopping
 {first}
-time.sleep({pause})
+{between}
 {then}
 time.sleep(0.4)
 print("srun: error: node1: task 0: Exited with exit code 3", file=sys.stderr)
@@ -157,10 +161,10 @@ sys.exit(137)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pause", [0, 0.5])
-def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, pause: float) -> None:
+@pytest.mark.parametrize("between", ["", "time.sleep(0.5)"])
+def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, between: str) -> None:
     run = job(tmp_path)
-    done = look_after(run, srun_that_ends_badly(KILLED, pause, TOLD))
+    done = look_after(run, srun_that_ends_badly(KILLED, between, TOLD))
     status = run.read_status()
     assert (done.returncode, status["state"], status["stop"]) == (3, "failed", None), done.stderr
     assert (status["error"]["rank"], status["error"]["reason"].partition("\n")[0]) == (1, "killed by SIGKILL")
@@ -169,7 +173,7 @@ def test_what_srun_ends_after_a_lost_task_was_not_told_to_stop(tmp_path: Path, p
 @pytest.mark.slow
 def test_a_task_that_is_lost_while_all_stop_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     run = job(tmp_path)
-    done = look_after(run, srun_that_ends_badly(TOLD, 0.5, KILLED))
+    done = look_after(run, srun_that_ends_badly(TOLD, SEEN, KILLED))
     status = run.read_status()
     assert (done.returncode, status["state"], status["stop"]["why"]) == (75, "stopped", "SIGTERM"), done.stderr
     assert "rank 1 was killed by SIGKILL while the run was stopping" in status["error"]["reason"]
