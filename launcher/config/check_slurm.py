@@ -12,6 +12,9 @@ from launcher.config.times import limit, time_to_save
 from launcher.errors import ConfigError
 
 KEY = "submit.slurm"
+LONGEST_LEAD = 65535
+"""Seconds that sbatch's --signal takes at most."""
+_NO_LIMIT = ("UNLIMITED", "INFINITE")
 
 
 def check_submit(config: Config) -> None:
@@ -67,7 +70,16 @@ def lead(config: Config) -> float:
 def _check_signal(config: Config) -> None:
     """That a job is told to stop after it starts, and early enough to save."""
     slurm, told = config.submit.slurm, lead(config)
+    if told > LONGEST_LEAD:
+        problem = f"sbatch takes at most {LONGEST_LEAD} s before the limit (its --signal)"
+        if slurm.signal_before is None:
+            problem = f"and 30 s are what a job is told before its limit, and {problem}"
+            raise ConfigError("checkpoint.stop_within", config.checkpoint.stop_within, problem)
+        raise ConfigError(f"{KEY}.signal_before", slurm.signal_before, problem)
     allowed = None if slurm.time is None else limit(slurm.time)
+    if slurm.time is not None and allowed is None and slurm.time.strip().upper() not in _NO_LIMIT:
+        hint = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or UNLIMITED"
+        raise ConfigError(f"{KEY}.time", slurm.time, "is no time that sbatch reads", hint=hint)
     if allowed is not None and told >= allowed:
         given = "checkpoint.stop_within and 30 s" if slurm.signal_before is None else f"{KEY}.signal_before"
         problem = f"the job would be told to stop at its start: {told:g} s ({given}) before this limit"
@@ -101,16 +113,10 @@ def _check_container(slurm: SlurmConfig) -> None:
 
 def _check_without_agent(config: Config) -> None:
     """What only an agent can do."""
-    restarts, cluster, plain = config.training.max_restarts, config.cluster, ClusterConfig()
+    restarts, cluster = config.training.max_restarts, config.cluster
     asked = [
         ("training.max_restarts", restarts, restarts in ("auto", 0), "starts ranks again"),
         ("cluster.min_nodes", cluster.min_nodes, cluster.min_nodes is None, "goes on with fewer nodes"),
-        (
-            "cluster.wait_for_nodes",
-            cluster.wait_for_nodes,
-            cluster.wait_for_nodes == plain.wait_for_nodes,
-            "waits for further nodes",
-        ),
     ]
     for key, value, is_fine, what in asked:
         if not is_fine:

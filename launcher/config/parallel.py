@@ -42,7 +42,7 @@ class ActivationCheckpointConfig:
     every: int | None = None
     """Under selective: instead, each n-th block runs again whole and the others keep everything."""
     offload: bool = False
-    """What blocks keep waits in the host's memory until the backward."""
+    """What blocks keep waits in the host's memory until the backward, under none as well."""
 
 
 @dataclass

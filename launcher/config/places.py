@@ -38,7 +38,7 @@ class SlurmConfig:
     qos: str | None = None
     """Slurm's quality of service."""
     time: str | None = None
-    """The time limit, as Slurm reads it: `30` minutes, `2:00:00`, `1-12`."""
+    """The time limit, as Slurm reads it: `30` minutes, `2:00:00`, `1-12`, or UNLIMITED."""
     cpus_per_task: int | None = None
     """Cores of a node, which its ranks and their loader workers share: Slurm has one task a node."""
     gpus_per_node: int | None = None

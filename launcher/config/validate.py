@@ -18,9 +18,10 @@ from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.docker import check_docker
 from launcher.config.messages import OPEN_SECTIONS, schema_keys
+from launcher.config.places import ClusterConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig, TrainingConfig
 from launcher.config.targets import check_targets
-from launcher.config.times import seconds
+from launcher.config.times import is_time, seconds
 from launcher.errors import ConfigError, LauncherError, nearest
 
 LARGEST = 3.4028234663852886e38
@@ -192,8 +193,14 @@ def _check_times(config: Config) -> None:
     for key, value in (("training.time_limit", training.time_limit), ("training.hang_after", training.hang_after)):
         if value is not None:
             seconds(value, key)
+    if is_time(config.checkpoint.every):
+        seconds(config.checkpoint.every, "checkpoint.every")
     seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
-    seconds(config.cluster.wait_for_nodes, "cluster.wait_for_nodes")
+    wait = config.cluster.wait_for_nodes
+    seconds(wait, "cluster.wait_for_nodes")
+    if config.cluster.min_nodes is None and wait != ClusterConfig().wait_for_nodes:
+        hint = "cluster.min_nodes=N, or leave it out"
+        raise ConfigError("cluster.wait_for_nodes", wait, "has no effect: cluster.min_nodes is null", hint=hint)
 
 
 def _check_patches(patches: ModelPatchesConfig) -> None:

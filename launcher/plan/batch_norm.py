@@ -75,6 +75,19 @@ def precise_groups(asked: int, size: int, there: int) -> tuple[int, int]:
     return count // size * size, size
 
 
+def accumulation_notes(patches: ModelPatchesConfig, facts: Facts, division: Division) -> list[str]:
+    """What a larger micro-batch would do, where it makes the same update: not where statistics change with it."""
+    advice = division.batch.advice()
+    if advice is None or division.micro_batch_tokens is not None:
+        return []
+    if patches.batch_norm is BatchNormPatch.ghost:
+        assert patches.ghost_size is not None
+        return [] if division.batch.samples_per_rank % patches.ghost_size else [advice]
+    if patches.batch_norm is BatchNormPatch.group_norm or facts.batch_norm_layers == 0:
+        return [advice]
+    return [] if facts.batch_norm_layers else [f"{advice}, and the model no batch norm"]
+
+
 def batch_norm_notes(
     patches: ModelPatchesConfig, facts: Facts, division: Division, windows: WindowTable | None
 ) -> list[str]:

@@ -42,11 +42,6 @@ class Division:
             "their number differs between windows",
         ]
 
-    def notes(self) -> list[str]:
-        """What to know of it."""
-        advice = self.batch.advice()
-        return [advice] if advice is not None and self.micro_batch_tokens is None else []
-
 
 def divide(config: BatchConfig, degree: int, knows_lengths: bool | None) -> Division:
     """The batch section for this degree. `knows_lengths`: whether the task does; None: it was not asked.

@@ -14,8 +14,11 @@ FEWEST = 10
 """Measurements before an estimate is made of them."""
 
 
-def check_noise_scale(config: Config, mesh: Mesh, division: Division) -> list[str]:
+def check_noise_scale(config: Config, mesh: Mesh, division: Division, windows: WindowTable | None) -> list[str]:
     """What to know of measuring the noise scale with this division of a window, where that was asked for.
+
+    Args:
+        windows: None: not known yet.
 
     Raises:
         ConfigError: it can't; says what would.
@@ -35,7 +38,8 @@ def check_noise_scale(config: Config, mesh: Mesh, division: Division) -> list[st
     if config.strategy.name is StrategyName.fsdp and mesh.dp_shard == 1 < mesh.dp_replicate:
         problem = "fsdp reduces nothing among shards with mesh.dp_shard=1"
         raise ConfigError(KEY, given, problem, hint="strategy=ddp, which is the same here")
-    _check_parts(given, division.batch)
+    largest = division.batch.global_batch_size if windows is None else max(windows.sizes)
+    _check_parts(given, division.batch, largest)
     neighbours = (
         f"{KEY}: with data.shuffle=false a micro-batch holds neighbours of the data set; where these are alike, "
     )
@@ -46,13 +50,12 @@ def _instead(division: Division) -> str:
     return "" if division.micro_batch_tokens is None else f" with {MICRO} instead of batch.micro_batch_tokens"
 
 
-def _check_parts(given: object, batch: BatchPlan) -> None:
-    """That a window has a part that is smaller. Raises ConfigError."""
-    size = batch.global_batch_size
+def _check_parts(given: object, batch: BatchPlan, size: int) -> None:
+    """That the largest window, of `size` samples, has a part that is smaller. Raises ConfigError."""
     if size == 1:
         problem = "a window of one sample has no part to compare it with"
         raise ConfigError(KEY, given, problem, hint="batch.global_batch_size=2 or more")
-    if batch.gradient_accumulation_steps == batch.data_parallel_degree == 1:
+    if batch.data_parallel_degree == 1 and size <= batch.micro_batch_size:
         problem = (
             f"one rank takes the window of {size} samples in one micro-batch, so there is no smaller one to compare"
         )

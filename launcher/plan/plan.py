@@ -10,7 +10,7 @@ from launcher.config.times import is_time, seconds
 from launcher.config.validate import LARGEST
 from launcher.errors import ConfigError
 from launcher.plan.batch import BatchPlan
-from launcher.plan.batch_norm import batch_norm_notes, check_batch_norm
+from launcher.plan.batch_norm import accumulation_notes, batch_norm_notes, check_batch_norm
 from launcher.plan.division import divide
 from launcher.plan.facts import Facts
 from launcher.plan.mesh import World, asked_nodes, least_nodes, solve_mesh, solve_world
@@ -137,13 +137,13 @@ def make_plan(config: Config, facts: Facts, *, world: World | None = None) -> Pl
     check_batch_norm(config.model_patches, division, windows, world.device, facts, mesh.pp)
     scaled = scale(config.scaling, config.optimizer, batch.global_batch_size)
     pipeline = settle_pipeline(config, mesh, division, facts)
-    strategy = settle_strategy(config, mesh, world, division, facts, pipeline)
+    strategy = settle_strategy(config, mesh, world, division, facts, pipeline, windows)
     timing = make_timing(config, facts, windows, peak=scaled.lr)
     groups = param_groups(config.optimizer, scaled, facts.group_parameters)
     _check_rates(config, scaled.lr, groups)
     notes = [
         *world.notes,
-        *(pipeline.notes if pipeline else division.notes()),
+        *(pipeline.notes if pipeline else accumulation_notes(config.model_patches, facts, division)),
         *rule_notes(config.scaling, config.optimizer),
         *window_notes(batch, windows),
         *batch_norm_notes(config.model_patches, facts, division, windows),

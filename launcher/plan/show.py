@@ -145,7 +145,9 @@ def _updates(plan: Plan) -> str:
 
 
 def _rate(plan: Plan) -> str:
-    warmup = "" if not plan.warmup_updates else f", reached after {plan.warmup_updates} updates of warmup"
+    is_there = (plan.lr_table or [[0, 0]])[0][1] == plan.lr  # a warmup from the base rate, unscaled
+    reached = f", reached after {plan.warmup_updates} updates of warmup"
+    warmup = "" if not plan.warmup_updates or is_there else reached
     scaled = "" if plan.scaling_rule == "none" else f" ({plan.scaling_rule} from {plan.base_lr:g})"
     if plan.ramp is not None and scaled:
         warmup = f"; {plan.warmup_updates} updates of warmup" if plan.warmup_updates else ""

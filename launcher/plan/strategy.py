@@ -12,6 +12,7 @@ from launcher.plan.facts import Facts
 from launcher.plan.mesh import Mesh, World
 from launcher.plan.noise_scale import check_noise_scale
 from launcher.plan.pipeline import SPLIT_BACKWARD, PipelinePlan
+from launcher.plan.windows import WindowTable
 from launcher.plan.zero import check_zero
 
 
@@ -35,7 +36,13 @@ class StrategyPlan:
 
 
 def settle_strategy(
-    config: Config, mesh: Mesh, world: World, division: Division, facts: Facts, pipeline: PipelinePlan | None
+    config: Config,
+    mesh: Mesh,
+    world: World,
+    division: Division,
+    facts: Facts,
+    pipeline: PipelinePlan | None,
+    windows: WindowTable | None,
 ) -> StrategyPlan:
     """The plan of the strategy. `pipeline`: None where there is none.
 
@@ -50,7 +57,7 @@ def settle_strategy(
         notes = [*_notes(config, facts), *check_zero(config, world, division.fields())]
     else:
         notes = [*_notes(config, facts), *_check_stages(strategy, pipeline, mesh)]
-    notes += check_noise_scale(config, mesh, division)
+    notes += check_noise_scale(config, mesh, division, windows)
     if mesh.data_parallel_degree == 1:
         return StrategyPlan(ReduceEach.window if strategy.name.shards else None, recompute.name, 0, notes)
     if not strategy.name.shards:
@@ -143,6 +150,12 @@ def _check_precision(precision: PrecisionConfig) -> None:
     if precision.scale_growth_interval < 1:
         given = precision.scale_growth_interval
         raise ConfigError("precision.scale_growth_interval", given, "must be at least 1")
+    plain = PrecisionConfig()
+    for name in ("initial_scale", "scale_growth_interval"):
+        value = getattr(precision, name)
+        if precision.name is not PrecisionName.fp16 and value != getattr(plain, name):
+            problem = f"has no effect under precision={precision.name.value}, which scales no loss"
+            raise ConfigError(f"precision.{name}", value, problem, hint="precision=fp16, or leave it out")
 
 
 def _notes(config: Config, facts: Facts) -> list[str]:

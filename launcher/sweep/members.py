@@ -140,7 +140,7 @@ def plan_members(
             member.where = folder(member.composed, *FOLDER)
         except LauncherError as error:
             problems[member.num] = error
-    if drafts and (keep_going or not problems):
+    if drafts:
         pythonpath = make_importable(arguments)
         here = {num: one for num, one in drafts.items() if asks_here(one.config)}
         answers = dict(zip(here, ask_all([one.text for one in here.values()], pythonpath) if here else [], strict=True))

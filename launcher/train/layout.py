@@ -54,7 +54,8 @@ def by_tokens(tokens: int, degree: int, lengths: Sequence[int]) -> Layout:
     longest_first = _longest_first(lengths)
     if lengths[longest_first[0]] > tokens:
         problem = f"a sample has {lengths[longest_first[0]]} tokens, and a micro-batch holds at least one sample"
-        raise ConfigError("batch.micro_batch_tokens", tokens, problem)
+        hint = f"batch.micro_batch_tokens={lengths[longest_first[0]]} or more, or shorter samples"
+        raise ConfigError("batch.micro_batch_tokens", tokens, problem, hint=hint)
     runs: list[list[int]] = []
     for position in longest_first:
         if runs and lengths[runs[-1][0]] * (len(runs[-1]) + 1) <= tokens:

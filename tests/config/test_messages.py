@@ -94,6 +94,15 @@ MISTAKES = {
     "pattern": (["optimizer.groups=[{match:'('}]"], ["optimizer.groups[0].match=(", "not a regular expression"]),
     "seed": (["run.seed=18446744073709551616"], ["run.seed=18446744073709551616", "from 0 to 2^63 - 1"]),
     "seed below 0": (["run.seed=-1"], ["run.seed=-1", "from 0 to 2^63 - 1"]),
+    "a save every no time": (["checkpoint.every=0.0 minutes"], ["checkpoint.every=0.0 minutes", "must be above 0"]),
+    "a scale of no loss": (
+        ["precision=bf16", "precision.initial_scale=4"],
+        ["precision.initial_scale=4.0", "has no effect under precision=bf16", "precision=fp16"],
+    ),
+    "a scale that grows of no loss": (
+        ["precision.scale_growth_interval=3"],
+        ["precision.scale_growth_interval=3", "fp32"],
+    ),
     "workers": (["data.workers=-1"], ["data.workers=-1", "at least 0"]),
     "norm": (["training.max_grad_norm=nan"], ["training.max_grad_norm=nan", "above 0"]),
     "rate of single precision": (["optimizer.lr=1e39"], ["optimizer.lr=1e+39", "the largest is 3.40282e+38"]),

@@ -78,10 +78,11 @@ def test_what_nodes_cannot_be(overrides: list[str], key: str, said: str) -> None
     assert said in str(refused.value)
 
 
-def test_a_wait_that_is_no_time_is_refused(command) -> None:
-    said = command("plan", "cluster.wait_for_nodes=soon")
+@pytest.mark.parametrize(("given", "what"), [("soon", "is no time"), ("5 seconds", "has no effect: cluster.min_nodes")])
+def test_a_wait_that_is_no_time_or_for_nobody_is_refused(command, given: str, what: str) -> None:
+    said = command("plan", f"cluster.wait_for_nodes={given}")
     assert said.code == 2
-    assert "cluster.wait_for_nodes" in said.err
+    assert f"cluster.wait_for_nodes={given}: {what}" in said.err
 
 
 def test_each_node_has_a_command(command) -> None:

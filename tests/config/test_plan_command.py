@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,24 @@ def test_the_table_shows_each_line_of_the_arithmetic(command):
     assert said.code == 0
     assert "samples a rank = ceil(100 / 2) = 50" in said.out
     assert "gradient_accumulation_steps = ceil(50 / 4) = 13" in said.out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate"),
+    [
+        ([], "0.003, reached after 10 updates of warmup"),
+        (["schedule.warmup_from=base_lr"], "0.003"),
+        (
+            ["schedule.warmup_from=base_lr", "scaling.rule=linear", "scaling.base_batch_size=32"],
+            "0.006 (linear from 0.003), reached after 10 updates of warmup",
+        ),
+    ],
+)
+def test_the_rate_is_there_after_a_warmup_or_from_the_start(command, overrides, rate):
+    given = ["optimizer.lr=0.003", "schedule.warmup=10", "batch.global_batch_size=64", "training.duration=100"]
+    said = command("plan", *given, *overrides)
+    row = said.out[said.out.index("learning rate") :].partition("weight decay")[0]
+    assert " ".join(re.sub("│|learning rate", "", row).split()) == rate
 
 
 def test_a_plan_writes_nothing(command):

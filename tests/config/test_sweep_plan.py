@@ -170,6 +170,13 @@ def test_a_sweep_that_cannot_work_is_refused_whole(command, monkeypatch, name, o
     assert os.listdir() == []
 
 
+def test_every_run_that_cannot_work_is_named(command):
+    """What the first look at each finds, and what the plan does."""
+    said = command("plan", "-m", *CPU, "batch.global_batch_size=8,abc", "optimizer.lr=0.1,-1")
+    assert "3 of 4 runs of the sweep can't work" in said.err
+    assert "run 2 (batch.global_batch_size=abc optimizer.lr=0.1): batch.global_batch_size='abc'" in said.err
+
+
 def test_what_is_wrong_with_all_alike_is_said_once(command):
     answer = command("train", "-m", *CPU, "optimizer.lr=0.1,0.2", "training.duration=0 updates")
     assert answer.code == 2

@@ -116,6 +116,9 @@ def test_the_plan_says_how_often():
 
 REFUSED: dict[str, tuple[list[str], int, str, str]] = {
     "one micro-batch": (["batch.global_batch_size=16"], 1, "no smaller one", "batch.micro_batch_size=8"),
+    "a short epoch": (
+        ["batch.global_batch_size=640", "batch.micro_batch_size=400"], 1, "the window of 320", "micro_batch_size=160"
+    ),
     "one sample": (["batch.global_batch_size=1"], 2, "one sample", "batch.global_batch_size=2"),
     "by length": (["batch.layout=auto"], 2, "sorts it", "batch.layout=arrival"),
     "by tokens": (

@@ -205,6 +205,30 @@ def test_the_plan_says_whose_statistics_they_are() -> None:
     assert notes("model_patches.batch_norm=group_norm", batch_norm_layers=0) == []
 
 
+SAVES = "accumulation saves memory and not time: batch.micro_batch_size=32 makes the same update in 1 step instead of "
+HELD = "where the device has the memory for it"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layers", "says"),
+    [
+        (["batch.micro_batch_size=8"], 0, [f"{SAVES}4, {HELD}"]),
+        (["batch.micro_batch_size=8"], None, [f"{SAVES}4, {HELD}, and the model no batch norm"]),
+        (["batch.micro_batch_size=8"], 20, []),
+        (["batch.micro_batch_size=8", "model_patches.batch_norm=group_norm"], None, [f"{SAVES}4, {HELD}"]),
+        (GHOST, 20, [f"{SAVES}2, {HELD}"]),
+        (["batch.micro_batch_size=12", *GHOST[:1], "model_patches.ghost_size=12"], 20, []),
+    ],
+)
+def test_a_larger_micro_batch_is_advised_where_the_update_stays(
+    overrides: list[str], layers: int | None, says: list[str]
+) -> None:
+    config = parse(config_text(*IMAGES, "batch.global_batch_size=64", *overrides))
+    facts = Facts(samples=1617, knows_lengths=False, batch_norm_layers=layers)
+    found = make_plan(config, facts, world=World(1, 2, Device.cpu)).notes
+    assert [one for one in found if one.startswith("accumulation")] == says
+
+
 def test_the_plan_says_how_many_samples_are_precise() -> None:
     precise = "model_patches.precise_batch_norm"
     # 101 groups of 16 are 1,616 of the 1,617 that there are
