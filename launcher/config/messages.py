@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 from yaml.reader import ReaderError
 
+from launcher.config.decays import DECAYS, DecayConfig
+from launcher.config.quotes import in_quotes, spelt
 from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -44,7 +46,10 @@ def allowed(key: str) -> str:
     section, *names = key.split(".")
     kind: Any = SECTIONS.get(section)
     for name in names:
-        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+        kinds = DECAYS if kind is DecayConfig else (kind,)
+        kind = next(
+            (found for one in kinds if is_dataclass(one) and (found := get_type_hints(one).get(name)) is not None), None
+        )
     return words(kind)
 
 
@@ -86,6 +91,8 @@ def explain(
         if "does not support deletion" in text:
             return LauncherError(f"~{key}: a key of the schema can be set, not deleted")
         may_be = allowed(key)
+        if _takes_list(key) and given[:1] not in ("?", "{", ""):
+            may_be += f", as in {spelt(key, given, is_list=True)}"
         return ConfigError(key, given, text, hint=f"allowed: {may_be}" if may_be else "")
     if isinstance(error, HydraException | OmegaConfBaseException):
         return LauncherError(_plain(str(error)))
@@ -116,11 +123,14 @@ def _unreadable(error: YAMLError | UnicodeDecodeError, folders: Sequence[Path]) 
 
 def _not_an_override(error: OverrideParseException) -> LauncherError:
     text = f"{error.override}: not an override of the form key=value: {_plain(str(error))}"
-    key, equals, value = str(error.override).partition("=")
+    key, _, value = str(error.override).partition("=")
     if key and value:  # characters that mean something to Hydra's grammar
-        quoted = value.replace("'", "").replace('"', "")
-        text += f"\n  a text with characters beyond a to z is put in quotes: '{key}{equals}\"{quoted}\"'"
+        text += f"\n  {in_quotes(key, value, is_list=_takes_list(key))}"
     return LauncherError(text)
+
+
+def _takes_list(key: str) -> bool:
+    return allowed(key.lstrip("+")).startswith("a list")
 
 
 def _plain(text: str) -> str:
