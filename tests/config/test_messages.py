@@ -355,6 +355,16 @@ REFUSED = [
     (["optimizer=sgd", "optimizer.momentum=-1"], ["optimizer.momentum=-1", "SGD raised ValueError"]),
     (["optimizer=sgd", "optimizer.momentum=abc"], ["optimizer.momentum=abc", "SGD raised TypeError"]),
     (["optimizer.betas=3"], ["optimizer.betas=3", "AdamW raised TypeError"]),
+    (["optimizer.betas=[0.9]"], ["optimizer.betas=[0.9]", "raised IndexError", "its default is [0.9, 0.999]"]),
+    (["optimizer._target_=torch.optim.LBFGS"], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
+    (
+        ["optimizer._target_=torch.optim.SparseAdam"],
+        ["optimizer.weight_decay=0.1: SparseAdam takes no such argument", "from no arguments: optimizer=custom"],
+    ),
+    (
+        ["optimizer._target_=torch.optim.SparseAdam", "~optimizer.weight_decay"],
+        ["optimizer.groups[0].weight_decay=0.0: ", "SparseAdam takes no weight_decay", "optimizer=custom"],
+    ),
     (["optimizer=sgd", "optimizer.nesterov=true"], ["optimizer.momentum=0.0, optimizer.nesterov=true"]),
     ([*own("torch.optim.LBFGS")], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
     ([*own("mine.Closure")], ["optimizer._target_=mine.Closure", "needs a closure"]),
