@@ -38,6 +38,14 @@ def shown(given: object) -> object:
     return "null" if given is None else str(given).lower() if isinstance(given, bool) else given
 
 
+class WrongValueError(ValueError):
+    """A value that something is worked out from, by whom doesn't know its key."""
+
+    def __init__(self, value: object, problem: str) -> None:
+        self.value, self.problem = value, problem
+        super().__init__(f"{shown(value)} {problem}")
+
+
 class DataError(LauncherError):
     """Data that can't be trained on: an empty set, a missing folder, a label out of range. Names the thing."""
 

@@ -25,7 +25,7 @@ from launcher import slurm_job
 from launcher.config.decays import DECAYS
 from launcher.config.messages import explain
 from launcher.config.schema import SECTIONS
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, WrongValueError
 
 JOB_NAME = "launcher"
 
@@ -80,11 +80,11 @@ def accumulate(nominal: int, size: int) -> int:
     """How many batches of `size` samples come nearest to a nominal batch, at least one.
 
     Raises:
-        ValueError: one of them is no whole number of at least 1.
+        WrongValueError: one of them is no whole number of at least 1.
     """
     for value in (nominal, size):  # as they were typed
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{value} is no whole number of at least 1")
+            raise WrongValueError(value, "must be a whole number of at least 1")
     return max(round(nominal / size), 1)
 
 
@@ -158,7 +158,7 @@ def mistakes_explained(hydra: Hydra, arguments: Arguments, overrides: Sequence[s
 
     def known_keys(kept: Sequence[str]) -> DictConfig:
         return hydra.config_loader.load_configuration(
-            config_name=arguments.config_name, overrides=list(kept), run_mode=RunMode.RUN
+            config_name=arguments.config_name, overrides=list(kept), run_mode=RunMode.MULTIRUN
         )
 
     try:

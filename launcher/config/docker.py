@@ -58,7 +58,7 @@ class DockerConfig:
     build: str | None = None
     """A checkout of this package that the image is built of before the run; null: it is there, or is pulled."""
     build_options: list[str] = field(default_factory=list)
-    """Further options of `docker build`, as in `[--build-arg=TORCH=cpu]`."""
+    """Further options of `docker build`, as in `'submit.docker.build_options=["--build-arg=TORCH=cpu"]'`."""
     pull: Pull = Pull.missing
     """When the image is pulled: missing (where it isn't here), always, never."""
     gpus: Any = None
@@ -74,18 +74,19 @@ class DockerConfig:
     ipc: str | None = None
     """Docker's --ipc, as in `host`: the machine's shared memory, instead of shm_size."""
     ulimits: list[str] = field(default_factory=list)
-    """Limits, as in `[memlock=-1, stack=67108864]`."""
+    """Limits, as in `'submit.docker.ulimits=["memlock=-1", "stack=67108864"]'`."""
     network: str | None = None
     """The network that containers are in; null: none with one node, with several one of the run's own that leads
     nowhere else. `bridge` leads outside; several nodes need a network of yours in which names are found."""
     mounts: list[str] = field(default_factory=list)
-    """Folders and files of this machine that containers see, as in `[/data, /scratch:rw, /mnt/a:/data/b]`: read-only
-    unless `:rw` follows. The run's folder is there writable, the current folder and --config-dir are read-only."""
+    """Folders and files of this machine that containers see, as in
+    `submit.docker.mounts=[/data,/scratch:rw,/mnt/a:/data/b]`: read-only unless `:rw` follows. The run's folder is there
+    writable, the current folder and --config-dir are read-only."""
     user: str | None = None
     """Who the ranks are, as UID:GID; null: who gives the command, whose the run's files are then."""
     env: list[str] = field(default_factory=list)
     """Names of environment variables that containers get with the value that they have where the command is given, as
-    in `[WANDB_API_KEY]`. Values are written nowhere."""
+    in `submit.docker.env=[WANDB_API_KEY]`. Values are written nowhere."""
     read_only: bool = True
     """Whether a container can write nothing but the run's folder, what `:rw` mounts, and /tmp, which is its home and
     lies in memory."""
@@ -98,7 +99,8 @@ class DockerConfig:
     start: bool = True
     """false: the run's folder is made and the commands are printed, for compose or another hand to start."""
     options: list[str] = field(default_factory=list)
-    """Further options of `docker run`, a word each, as in `[--device=/dev/infiniband]`; none that another key says."""
+    """Further options of `docker run`, a word each, as in `'submit.docker.options=["--device=/dev/infiniband"]'`; none
+    that another key says."""
 
 
 def bytes_of(value: str, key: str) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -16,6 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 from yaml.reader import ReaderError
 
+from launcher.config.decays import DECAYS, DecayConfig
+from launcher.config.given import given, values, wrong_choice
+from launcher.config.quotes import in_quotes, spelt
 from launcher.config.schema import SECTIONS
 from launcher.errors import ConfigError, LauncherError, nearest
 
@@ -41,11 +45,19 @@ def _keys_below(schema: type, prefix: str) -> Iterator[str]:
 
 def allowed(key: str) -> str:
     """What the schema says `key` may be, or an empty string: ``one of single, ddp``, ``a whole number``."""
+    return words(_kind(key))
+
+
+def _kind(key: str) -> Any:
+    """The type of a key of the schema; None where it has no such key."""
     section, *names = key.split(".")
     kind: Any = SECTIONS.get(section)
     for name in names:
-        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
-    return words(kind)
+        kinds = DECAYS if kind is DecayConfig else (kind,)
+        kind = next(
+            (found for one in kinds if is_dataclass(one) and (found := get_type_hints(one).get(name)) is not None), None
+        )
+    return kind
 
 
 def words(kind: Any) -> str:
@@ -70,6 +82,8 @@ def explain(
     `known_keys` composes again with fewer overrides, to say which keys there are beside a misspelt one. An error that
     is none of Hydra's or OmegaConf's is raised again as it is.
     """
+    if (chosen := wrong_choice(error, overrides, folders)) is not None:
+        return chosen
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, YAMLError | UnicodeDecodeError):
@@ -79,14 +93,16 @@ def explain(
     cause: BaseException = error.__cause__ or error
     key = getattr(cause, "full_key", None)
     if key and isinstance(cause, OmegaConfBaseException):
-        given = _given(key, overrides)
         if re.search(r"Key '.*' (is not in struct|not in '|.*not found)", str(cause)):
-            return unknown_key(key, given, known_keys, overrides)
+            return unknown_key(key, known_keys, overrides)
+        key, value = given(key, overrides)
         text = str(cause).splitlines()[0]
         if "does not support deletion" in text:
             return LauncherError(f"~{key}: a key of the schema can be set, not deleted")
         may_be = allowed(key)
-        return ConfigError(key, given, text, hint=f"allowed: {may_be}" if may_be else "")
+        if _takes_list(key) and value[:1] not in ("?", "{", ""):
+            may_be += f", as in {spelt(key, value, is_list=True)}"
+        return ConfigError(key, value, text, hint=f"allowed: {may_be}" if may_be else "")
     if isinstance(error, HydraException | OmegaConfBaseException):
         return LauncherError(_plain(str(error)))
     if isinstance(error, ValueError) and "group override" in str(error):
@@ -116,11 +132,14 @@ def _unreadable(error: YAMLError | UnicodeDecodeError, folders: Sequence[Path]) 
 
 def _not_an_override(error: OverrideParseException) -> LauncherError:
     text = f"{error.override}: not an override of the form key=value: {_plain(str(error))}"
-    key, equals, value = str(error.override).partition("=")
+    key, _, value = str(error.override).partition("=")
     if key and value:  # characters that mean something to Hydra's grammar
-        quoted = value.replace("'", "").replace('"', "")
-        text += f"\n  a text with characters beyond a to z is put in quotes: '{key}{equals}\"{quoted}\"'"
+        text += f"\n  {in_quotes(key, value, is_list=_takes_list(key))}"
     return LauncherError(text)
+
+
+def _takes_list(key: str) -> bool:
+    return allowed(key.lstrip("+")).startswith("a list")
 
 
 def _plain(text: str) -> str:
@@ -143,32 +162,30 @@ def _missing_choice(error: MissingConfigException) -> LauncherError:
     return ConfigError(group, choice, "there is no such choice in this group", hint=hint)
 
 
-def _given(key: str, overrides: Sequence[str]) -> str:
-    for override in overrides:
-        name, _, value = override.lstrip("+~").partition("=")
-        if name == key:
-            return value
-    return "?"
-
-
-def unknown_key(key: str, given: str, known_keys: KnownKeys, overrides: Sequence[str]) -> ConfigError:
+def unknown_key(key: str, known_keys: KnownKeys, overrides: Sequence[str]) -> ConfigError:
     """An unknown key, with the nearest valid spelling of it among the keys that there are."""
-    kept = [one for one in overrides if one.lstrip("+~").partition("=")[0] != key]
+    name, value = given(key, overrides)
+    kept = [one for one in overrides if name not in values(one)]
     try:
         keys = list(_dotted(known_keys(kept)))
     except Exception:  # the rest of the command line has a mistake of its own: fall back on the schema
         keys = schema_keys()
-    parent, _, name = key.rpartition(".")
+    parent, _, leaf = key.rpartition(".")
     siblings = [one.rpartition(".")[2] for one in keys if one.rpartition(".")[0] == parent]
-    close = nearest(key, GROUPS) if "/" in key else nearest(name, siblings)
+    is_open = parent.split(".")[0] in (*OPEN_SECTIONS, "data") or get_origin(_kind(parent)) is dict
+    close = nearest(key, GROUPS) if "/" in key else nearest(leaf, siblings)
     if close and "/" not in key:
         close = close.replace("'", f"'{parent}." if parent else "'", 1)
-    elif not (parent and siblings):
-        close = _anywhere(key, keys)
+    elif not (parent and siblings) and not is_open:
+        sections = {one.rpartition(".")[0] for one in keys} - {""}
+        close = _anywhere(key, keys) if name == key else nearest(key, sections)
+    whole = close[:-2] + name[len(key) :]  # with what the override says below the key
+    close = f"{whole}'?" if whole.rpartition("'")[2] in keys else close
     hint = close or (f"{parent or 'the configuration'} has the keys {', '.join(siblings)}" if siblings else "")
-    if parent.split(".")[0] in (*OPEN_SECTIONS, "data") and not close:
-        hint += f"; a further argument is added with +{key}={given}"
-    return ConfigError(key, given, "unknown key", hint=hint.lstrip("; "))
+    if is_open and not close:
+        added = f"+{name}={'…' if value == '?' else value}"
+        hint += f"; a further argument is added with {added if '…' in added else shlex.quote(added)}"
+    return ConfigError(name, value, "unknown key", hint=hint.lstrip("; "))
 
 
 def _anywhere(key: str, keys: Sequence[str]) -> str:

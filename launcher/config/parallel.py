@@ -76,8 +76,8 @@ class PipelineConfig:
     with one stage a rank; interleaved_1f1b (the same paper), looped_bfs (Lamy-Poirier 2023), interleaved_zero_bubble
     (ZB1P, Qi et al. 2024) with several; zbv (ZB-V, the same paper) with two. The update is the same under each."""
     split: Any = "auto"
-    """The number of layers of each stage, first to last, as in [5,6]; auto: the split whose costliest stage costs
-    least, with two stages a rank where the schedule has several."""
+    """The number of layers of each stage, first to last, as in `pipeline.split=[5,6]`; auto: the split whose costliest
+    stage costs least, with two stages a rank where the schedule has several."""
     microbatches_per_round: Any = None
     """At most so many micro-batches go through the pipeline in one run of the schedule; null: all of a window. A bound
     saves memory and costs a bubble each round."""

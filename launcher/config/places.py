@@ -59,23 +59,24 @@ class SlurmConfig:
     """How often a job that was stopped with a checkpoint (time limit, preemption) is queued again; 0: never, not by
     Slurm where a node fails either."""
     setup: list[str] = field(default_factory=list)
-    """Lines of the batch script before the ranks start, as in `[module load cuda, ulimit -l unlimited]`."""
+    """Lines of the batch script before the ranks start, as in `'submit.slurm.setup=["module load cuda"]'`."""
     env: list[str] = field(default_factory=list)
-    """Environment variables of the ranks, as in `[NCCL_DEBUG=INFO]`. They stand in a file of the run: no place for
-    secrets, which sbatch takes along from where the command is given."""
+    """Environment variables of the ranks, as in `'submit.slurm.env=["NCCL_DEBUG=INFO"]'`. They stand in a file of the
+    run: no place for secrets, which sbatch takes along from where the command is given."""
     container_image: str | None = None
     """Runs the agents, or the ranks where there are none, in this image, by the `python3` in it, which has to find this
     package."""
     container_runtime: ContainerRuntime = ContainerRuntime.pyxis
     """What runs it: pyxis, the plugin of srun; apptainer, the command of the nodes."""
     container_mounts: list[str] = field(default_factory=list)
-    """Folders of the nodes that are seen in it, as in `[/data:/data]`; the run's folder has to be among them."""
+    """Folders of the nodes that are seen in it, as in `submit.slurm.container_mounts=[/data:/data]`; the run's folder
+    has to be among them."""
     array_parallelism: int | None = None
     """How many runs of a sweep run at a time; null: as many as Slurm finds room for."""
     sbatch: list[str] = field(default_factory=list)
-    """Further options of sbatch, a line each, as in `[--mail-type=END]`."""
+    """Further options of sbatch, a line each, as in `'submit.slurm.sbatch=["--mail-type=END"]'`."""
     srun: list[str] = field(default_factory=list)
-    """Further options of srun, as in `[--cpu-bind=cores]`."""
+    """Further options of srun, as in `'submit.slurm.srun=["--cpu-bind=cores"]'`."""
 
 
 @dataclass

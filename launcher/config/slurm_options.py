@@ -66,7 +66,7 @@ def check_options(slurm: SlurmConfig) -> None:
     """Raises ConfigError for an option that is none, or that the launcher sets itself."""
     for index, one in enumerate(slurm.sbatch):
         if not one.startswith("-"):
-            hint = "submit.slurm.sbatch=['--mail-type=END']"
+            hint = """as in 'submit.slurm.sbatch=["--mail-type=END"]'"""
             raise ConfigError(f"submit.slurm.sbatch[{index}]", one, "must be an option, with its value", hint=hint)
     of_srun = _OF_SRUN | (_WITHOUT_AGENT if slurm.agent is SlurmAgent.none else {})
     for name, options, own in (("sbatch", slurm.sbatch, _OF_SBATCH), ("srun", slurm.srun, of_srun)):

@@ -5,24 +5,25 @@ import re
 from launcher.errors import ConfigError, nearest
 
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_UNITS = {
+UNITS = {
     **{spelling: seconds for unit, seconds in _SECONDS.items() for spelling in (unit, unit + "s", unit[0])},
     "sec": 1,
     "min": 60,
 }
-_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
-_CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})")
+_FORM = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_CLOCK = re.compile(r"([+-]?)(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})")
 _LIMIT = re.compile(r"(?:([0-9]+)-)?([0-9]+(?::[0-9]+){0,2})")
 LEAD = 30.0
 """Seconds that a run is told to stop before it is ended, beside those of checkpoint.stop_within."""
-_ALLOWED = "a time is `90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`; a bare number is seconds"
+EXAMPLES = "`90 seconds`, `10 minutes`, `2 hours`, `1 days` or `1:30:00`"
+_ALLOWED = f"a time is {EXAMPLES}; a bare number is seconds"
 
 
 def is_time(value: object) -> bool:
     """Whether `value` names a time by its unit, or as a clock does."""
     text = str(value).strip().lower()
     form = _FORM.fullmatch(text)
-    return _CLOCK.fullmatch(text) is not None or (form is not None and form[2] in _UNITS)
+    return _CLOCK.fullmatch(text) is not None or (form is not None and form[2] in UNITS)
 
 
 def seconds(value: object, key: str) -> float:
@@ -36,14 +37,14 @@ def seconds(value: object, key: str) -> float:
     if isinstance(value, bool) or (clock is None and form is None):
         raise ConfigError(key, value, "is no time", hint=_ALLOWED)
     if clock is not None:
-        days, hours, minutes, rest = (int(one or 0) for one in clock.groups())
-        found = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+        days, hours, minutes, rest = (int(one or 0) for one in clock.groups()[1:])
+        found = float(f"{clock[1]}1") * (((days * 24 + hours) * 60 + minutes) * 60 + rest)
     else:
         assert form is not None
-        if form[2] and form[2] not in _UNITS:
-            hint = "; ".join(filter(None, [nearest(form[2], _UNITS), _ALLOWED]))
+        if form[2] and form[2] not in UNITS:
+            hint = "; ".join(filter(None, [nearest(form[2], UNITS), _ALLOWED]))
             raise ConfigError(key, value, f"has the unknown unit '{form[2]}'", hint=hint)
-        found = float(form[1]) * _UNITS.get(form[2], 1)
+        found = float(form[1]) * UNITS.get(form[2], 1)
     if not found > 0:
         raise ConfigError(key, value, "must be above 0", hint=_ALLOWED)
     return found

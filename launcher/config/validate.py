@@ -17,12 +17,12 @@ from launcher.config.choices import BatchNormPatch, LossSpike
 from launcher.config.compose import register
 from launcher.config.decays import DECAYS
 from launcher.config.docker import check_docker
-from launcher.config.messages import OPEN_SECTIONS, schema_keys
+from launcher.config.messages import GROUPS, OPEN_SECTIONS, schema_keys
 from launcher.config.places import ClusterConfig
 from launcher.config.schema import SECTIONS, Config, GroupConfig, ModelPatchesConfig, RampConfig, TrainingConfig
 from launcher.config.targets import check_targets
 from launcher.config.times import is_time, seconds
-from launcher.errors import ConfigError, LauncherError, nearest
+from launcher.errors import ConfigError, LauncherError, WrongValueError, nearest
 
 LARGEST = 3.4028234663852886e38
 """The largest number in single precision, in which parameters are held."""
@@ -94,9 +94,21 @@ def _explain_value(error: OmegaConfBaseException, section: str) -> LauncherError
     if isinstance(error, InterpolationKeyError):
         text += " (an interpolation that leads nowhere): give this key a value, or choose a group that has that one"
     elif "missing" in text.lower():
-        return ConfigError(key, "???", "must be given", hint=f"add {key}=… to the command")
+        name = key.replace(".", "/") if key.replace(".", "/") in GROUPS else key
+        return ConfigError(key, "???", "must be given", hint=f"add {name}=… to the command")
     given = error.child_node._value() if isinstance(error.child_node, Node) else "?"
-    return ConfigError(key, given, text)
+    if isinstance(wrong := _first(error), WrongValueError):
+        for source in re.findall(r"\$\{([\w.]+)\}", str(given)):  # the user's own key
+            if repr(OmegaConf.select(cast(Node, error.child_node)._get_root(), source)) == repr(wrong.value):
+                return ConfigError(source, wrong.value, wrong.problem)
+    return ConfigError(key, given, re.sub(r"^\w+ raised while resolving interpolation: ", "", text))
+
+
+def _first(error: BaseException) -> BaseException:
+    """What was raised at first."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 def _open_section(composed: DictConfig, section: str) -> dict[str, Any]:
@@ -193,7 +205,7 @@ def _check_times(config: Config) -> None:
     for key, value in (("training.time_limit", training.time_limit), ("training.hang_after", training.hang_after)):
         if value is not None:
             seconds(value, key)
-    if is_time(config.checkpoint.every):
+    if is_time(config.checkpoint.every):  # a duration else, which the plan counts
         seconds(config.checkpoint.every, "checkpoint.every")
     seconds(config.checkpoint.stop_within, "checkpoint.stop_within")
     wait = config.cluster.wait_for_nodes

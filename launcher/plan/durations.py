@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import Literal, get_args
 
+from launcher.config import times
 from launcher.errors import ConfigError, nearest
 from launcher.plan.batch import exact_number
 from launcher.plan.windows import WindowTable
@@ -32,24 +33,30 @@ class Duration:
     unit: Unit
 
     @classmethod
-    def parse(cls, value: object, key: str) -> "Duration":
+    def parse(cls, value: object, key: str, *, or_time: bool = False) -> "Duration":
         """The duration that `value` of the key `key` stands for; zero is allowed.
+
+        Args:
+            or_time: whether the key takes a time too, which isn't asked here.
 
         Raises:
             ConfigError: not a duration, negative, an unknown unit, or a part of an update, sample or token.
         """
+        allowed = _ALLOWED + (f"; or a time: {times.EXAMPLES}" if or_time else "")
         form = _FORM.fullmatch(str(value).strip().lower())
         number = None if isinstance(value, bool) or form is None else exact_number(form[1])
         if form is None or number is None:
-            raise ConfigError(key, "null" if value is None else value, "is no duration", hint=_ALLOWED)
+            problem = "is no duration and no time" if or_time else "is no duration"
+            raise ConfigError(key, "null" if value is None else value, problem, hint=allowed)
         unit = _UNITS.get(form[2] or "updates")
         if unit is None:
-            hint = "; ".join(filter(None, [nearest(form[2], _UNITS), _ALLOWED]))
+            units = [*_UNITS, *(times.UNITS if or_time else ())]
+            hint = "; ".join(filter(None, [nearest(form[2], units), allowed]))
             raise ConfigError(key, value, f"has the unknown unit '{form[2]}'", hint=hint)
         if number < 0:
-            raise ConfigError(key, value, "is negative", hint=_ALLOWED)
+            raise ConfigError(key, value, "is negative", hint=allowed)
         if number.denominator != 1 and unit not in ("epochs", "%"):
-            raise ConfigError(key, value, f"must be a whole number of {unit}", hint=_ALLOWED)
+            raise ConfigError(key, value, f"must be a whole number of {unit}", hint=allowed)
         return cls(number, unit)
 
     def __str__(self) -> str:

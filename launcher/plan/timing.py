@@ -112,7 +112,7 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
         log = _every(clock, training.log_every, "training.log_every")
         every = config.checkpoint.every
         noise = _every(clock, training.noise_scale, "training.noise_scale")
-        save = None if is_time(every) else _every(clock, every, "checkpoint.every")
+        save = None if is_time(every) else _every(clock, every, "checkpoint.every", or_time=True)
         rate = build_learning_rate(
             config.schedule,
             clock,
@@ -131,11 +131,11 @@ def make_timing(config: Config, facts: Facts, windows: WindowTable | None, *, pe
     return Timing(num_updates, rate, momentum, validate, log, save, noise)
 
 
-def _every(clock: Clock, value: Any, key: str) -> Every | None:
-    """An interval; None stays. Raises ConfigError for one of nothing."""
+def _every(clock: Clock, value: Any, key: str, *, or_time: bool = False) -> Every | None:
+    """An interval; None stays. `or_time`: as in Duration.parse. Raises ConfigError for one of nothing."""
     if value is None:
         return None
-    duration = Duration.parse(value, key)
+    duration = Duration.parse(value, key, or_time=or_time)
     if not duration.value:
         raise ConfigError(key, value, "is no interval", hint="1 is after every update")
     return clock.every(duration, key)

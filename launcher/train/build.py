@@ -34,7 +34,7 @@ def build(spec: Mapping[str, Any], key: str, **extra: Any) -> Any:
             raise cause from None
         if isinstance(cause, LauncherError):
             raise type(cause)(f"{key}: {cause}") from None
-        raise _refused(key, str(spec["_target_"]), _blamed(target, arguments, cause), cause) from cause
+        raise _refused(key, str(spec["_target_"]), target, _blamed(target, arguments, cause), cause) from cause
 
 
 def raised(error: BaseException) -> str:
@@ -50,26 +50,41 @@ def raised_at(error: BaseException) -> str:
     return f"at {where.filename}:{where.lineno}"
 
 
-def _refused(key: str, path: str, blamed: Mapping[str, Any], cause: BaseException) -> LauncherError:
+def _refused(
+    key: str, path: str, target: Callable[..., Any], blamed: Mapping[str, Any], cause: BaseException
+) -> LauncherError:
     text, at = f"{path} {raised(cause)}", raised_at(cause)
     if len(blamed) == 1:
         ((name, value),) = blamed.items()
-        return ConfigError(f"{key}.{name}", value, text, hint=at)
+        default = _defaults(target).get(name)
+        said = f"; its default is {list(default) if isinstance(default, tuple) else default}"
+        return ConfigError(
+            f"{key}.{name}", value, text, hint=at + (said if isinstance(value, list) and default else "")
+        )
     given = ", ".join(f"{key}.{name}={shown(value)}" for name, value in blamed.items())
     return LauncherError(f"{key}: {text}{f' (given: {given})' if given else ''}\n  {at}")
 
 
 def _blamed(target: Callable[..., Any], arguments: Mapping[str, Any], cause: BaseException) -> dict[str, Any]:
-    """The arguments that an error is about: those it names, else those of another kind than their default."""
+    """The arguments that an error is about: those it names, else those of another kind than their default, or lists
+    where one is too short."""
     words = {word.rstrip("s") for word in re.findall(r"\w+", str(cause).lower())}
     named = {name: value for name, value in arguments.items() if name.lower().rstrip("s") in words}
+    if not named and (isinstance(cause, IndexError) or "unpack" in words):
+        return {name: value for name, value in arguments.items() if isinstance(value, list)}
     if named or not isinstance(cause, TypeError):
         return named
+    defaults = _defaults(target)
+    return {name: value for name, value in arguments.items() if _kind(defaults.get(name)) not in (None, _kind(value))}
+
+
+def _defaults(target: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of the arguments that have one; empty where there is no signature to ask."""
     try:
-        defaults = {name: one.default for name, one in inspect.signature(target).parameters.items()}
+        parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return {}
-    return {name: value for name, value in arguments.items() if _kind(defaults.get(name)) not in (None, _kind(value))}
+    return {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
 
 
 def _kind(value: Any) -> type | None:

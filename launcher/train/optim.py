@@ -10,7 +10,7 @@ from torch import nn
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.plan.schedule import LearningRate
-from launcher.train.build import build, locate
+from launcher.train.build import build, check_signature, locate
 
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 """Optimizers of torch with a fused update, which is taken on a GPU unless `fused` or `foreach` says otherwise."""
@@ -84,7 +84,10 @@ def build_optimizer(
     update, and `index`, its place among the planned ones.
     """
     target = locate(config["_target_"], "optimizer._target_")
-    takes_decay = "weight_decay" in inspect.signature(target).parameters
+    spec = {name: value for name, value in config.items() if name not in _RESERVED}
+    given = {name: value for name, value in spec.items() if name != "_target_"}
+    _check_step(target, config["_target_"])
+    check_signature(target, given, "optimizer", given_by_launcher={"params": None, "lr": None})
     split = group_parameters(model.named_parameters(), config["groups"], is_part=is_part)
     groups = []
     for index, (parameters, planned) in enumerate(zip(split, planned_groups, strict=True)):
@@ -93,20 +96,35 @@ def build_optimizer(
         if "warmup_from" in planned:
             group["warmup_from"] = planned["warmup_from"]
         if planned["weight_decay"] is not None:
-            if not takes_decay:
-                problem = f"{config['_target_']} takes no weight_decay"
-                raise ConfigError("optimizer.weight_decay", planned["weight_decay"], problem)
+            _check_decay(target, config)
             group["weight_decay"] = planned["weight_decay"]
         if parameters:
             groups.append(group)
-    spec = {name: value for name, value in config.items() if name not in _RESERVED}
     if target in _FUSED and not {"fused", "foreach"} & spec.keys() and _all_on_a_gpu(split):
         spec["fused"] = True
     made = build(spec, "optimizer", params=groups, lr=planned_groups[-1]["lr"])
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer._target_", config["_target_"], "must make a torch.optim.Optimizer")
-    closure = inspect.signature(type(made).step).parameters.get("closure")
+    _check_step(type(made), config["_target_"])
+    return made
+
+
+def _check_step(target: Any, path: str) -> None:
+    """That an optimizer's step can be called; what is no class is known by what it makes. Raises ConfigError."""
+    if not isinstance(target, type) or not issubclass(target, torch.optim.Optimizer):
+        return
+    closure = inspect.signature(target.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         problem = "its step() needs a closure, which would run a window many times: choose another"
-        raise ConfigError("optimizer._target_", config["_target_"], problem)
-    return made
+        raise ConfigError("optimizer._target_", path, problem)
+
+
+def _check_decay(target: Any, config: dict[str, Any]) -> None:
+    """That the weight decay which a group has of its own or of the optimizer is taken. Raises ConfigError."""
+    if "weight_decay" in inspect.signature(target).parameters:
+        return
+    own = {f"groups[{index}].weight_decay": one["weight_decay"] for index, one in enumerate(config["groups"])}
+    given = {"weight_decay": config.get("weight_decay"), **own}
+    key, value = next((name, one) for name, one in given.items() if one is not None)
+    hint = "to start from no arguments and no groups: optimizer=custom"
+    raise ConfigError(f"optimizer.{key}", value, f"{config['_target_']} takes no weight_decay", hint=hint)

@@ -136,6 +136,90 @@ MISTAKES = {
     "no equals sign": (["training.duration"], ["training.duration", "key=value"]),
     "two equals signs": (["training.duration==3"], ["training.duration==3", "key=value", "in quotes"]),
     "character of the grammar": (["+model.root=~/x"], ["+model.root=~/x", "in quotes", '"~/x"']),
+    "list of texts": (
+        ["submit.slurm.env=[A=1, 'B=2', C]"],
+        ["key=value", "each text in it", """'submit.slurm.env=["A=1", "B=2", C]'"""],
+    ),
+    "quotes in a list": (['submit.slurm.setup=[echo "a, b"]'], [r"""'submit.slurm.setup=["echo \"a, b\""]'"""]),
+    "brackets in a list": (["submit.slurm.sbatch=[-w=n[1,2], -H]"], ["""'submit.slurm.sbatch=["-w=n[1,2]", -H]'"""]),
+    "list of sections": (["optimizer.groups=[{match: a=b}]"], ["""'optimizer.groups=[{match: "a=b"}]'"""]),
+    "list that doesn't close": (["submit.slurm.env=[it's=1]"], ["""'submit.slurm.env=["first", "second"]'"""]),
+    "section of texts": (["+model.names={a: b=c}"], ["""'+model.names={a: "b=c"}'"""]),
+    "text that is no list": (["submit.slurm.env=A=1"], ["""'submit.slurm.env=["A=1"]'"""]),
+    "list in quotes": (['submit.slurm.env="[A=1]"'], ["""allowed: a list, as in 'submit.slurm.env=["A=1"]'"""]),
+    "word for a list": (["strategy.wrap=Block"], ["allowed: a list or null, as in 'strategy.wrap=[Block]'"]),
+    "number for a list of a choice": (["schedule/decay=step", "schedule.decay.at=5"], ["allowed: a list, as in"]),
+    "value that others are worked out from": (
+        ["experiment=yolo_nominal", "nominal.batch_size=0"],
+        ["train: nominal.batch_size=0: must be a whole number of at least 1\n"],
+    ),
+    "text that others are worked out from": (
+        ["experiment=yolo_nominal", "nominal.of=abc"],
+        ["train: nominal.of=abc: must be a whole number of at least 1\n"],
+    ),
+    "value in an expression": (
+        ["batch.global_batch_size=${launcher.accumulate:64,0}"],
+        ["train: batch.global_batch_size=${launcher.accumulate:64,0}: 0 must be a whole number of at least 1\n"],
+    ),
+    "choice as a key": (
+        ["schedule.decay=cosine"],
+        [
+            "schedule.decay=cosine: ",
+            "choice of the group schedule/decay",
+            "schedule/decay=cosine",
+            "allowed: constant, ",
+        ],
+    ),
+    "choice as an added key": (
+        ["+schedule.decay=cosin"],
+        ["schedule.decay=cosin", "did you mean schedule/decay=cosine?"],
+    ),
+    "choice in a section": (["schedule={decay: cosine}"], ["schedule.decay=cosine: ", "schedule/decay=cosine"]),
+    "null of a choice": (["schedule.decay=null"], ["schedule.decay=null: ", "schedule/decay=…"]),
+    "section over groups": (["schedule=foo"], ["schedule=foo: ", "schedule/decay=…", "allowed: constant, cosine"]),
+    "section over groups, by choice": (
+        ["schedule=linear"],
+        ["schedule=linear: ", "did you mean schedule/decay=linear?"],
+    ),
+    "added section over groups": (
+        ["+schedule=step"],
+        ["schedule=step: is no group", "did you mean schedule/decay=step?"],
+    ),
+    "null of a section over groups": (["schedule=null"], ["schedule=null: ", "schedule/decay=…"]),
+    "deleted choice": (["~schedule/decay"], ["schedule.decay=???", "add schedule/decay=…"]),
+    "added choice of a group that has one": (
+        ["+experiment=yolo_nominal"],
+        ["+experiment=yolo_nominal: ", "without the +: experiment=yolo_nominal"],
+    ),
+    "added choice of a group that has one by default": (["+model=gpt"], ["+model=gpt: ", "without the +: model=gpt"]),
+    "misspelt time where durations go too": (
+        ["checkpoint.every=10 minuts"],
+        ["unknown unit 'minuts'", "did you mean 'minutes'?", "2000 updates", "or a time: `90 seconds`"],
+    ),
+    "misspelt duration where times go too": (["checkpoint.every=5 epohcs"], ["did you mean 'epochs'?", "or a time: "]),
+    "negative time where durations go too": (["checkpoint.every=-5 minutes"], ["must be above 0", "90 seconds"]),
+    "no time where durations go too": (["checkpoint.every=0 minutes"], ["must be above 0"]),
+    "negative clock": (["checkpoint.every=-1:00:00"], ["must be above 0"]),
+    "negative time": (["training.time_limit=-5 minutes"], ["must be above 0", "90 seconds"]),
+    "further keys of an open section of the schema": (
+        ["strategy=zero2", "strategy.deepspeed={gradient_clipping: 3}"],
+        [
+            "strategy.deepspeed.gradient_clipping=3: unknown key",
+            "is added with +strategy.deepspeed.gradient_clipping=3",
+        ],
+    ),
+    "further key of an open section of the schema": (
+        ["strategy=zero2", "strategy.deepspeed.zero={a: {b: 1}}"],
+        ["strategy.deepspeed.zero={a: {b: 1}}", "'+strategy.deepspeed.zero={a: {b: 1}}'"],
+    ),
+    "unknown section": (
+        ["nominal.batch_size=24"],
+        ["nominal.batch_size=24: unknown key", "the configuration has the keys run, data"],
+    ),
+    "unknown section of a sweep": (
+        ["-m", "batch.global_batch_size=1,2", "optimizr.lr=1"],
+        ["optimizr.lr=1: unknown key", "did you mean 'optimizer.lr'"],
+    ),
     "comma without a sweep": (["run.seed=1,2"], ["run.seed=1,2", "--multirun"]),
     "reference that leads nowhere": (["run.seed=${nowhere}"], ["run.seed=${nowhere}", "'nowhere'"]),
     "environment that isn't set": (
@@ -280,6 +364,16 @@ REFUSED = [
     (["optimizer=sgd", "optimizer.momentum=-1"], ["optimizer.momentum=-1", "SGD raised ValueError"]),
     (["optimizer=sgd", "optimizer.momentum=abc"], ["optimizer.momentum=abc", "SGD raised TypeError"]),
     (["optimizer.betas=3"], ["optimizer.betas=3", "AdamW raised TypeError"]),
+    (["optimizer.betas=[0.9]"], ["optimizer.betas=[0.9]", "raised IndexError", "its default is [0.9, 0.999]"]),
+    (["optimizer._target_=torch.optim.LBFGS"], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
+    (
+        ["optimizer._target_=torch.optim.SparseAdam"],
+        ["optimizer.weight_decay=0.1: SparseAdam takes no such argument", "from no arguments: optimizer=custom"],
+    ),
+    (
+        ["optimizer._target_=torch.optim.SparseAdam", "~optimizer.weight_decay"],
+        ["optimizer.groups[0].weight_decay=0.0: ", "SparseAdam takes no weight_decay", "optimizer=custom"],
+    ),
     (["optimizer=sgd", "optimizer.nesterov=true"], ["optimizer.momentum=0.0, optimizer.nesterov=true"]),
     ([*own("torch.optim.LBFGS")], ["optimizer._target_=torch.optim.LBFGS", "needs a closure"]),
     ([*own("mine.Closure")], ["optimizer._target_=mine.Closure", "needs a closure"]),

@@ -1,9 +1,12 @@
 """The reference is current, every key is explained, and a default stands once."""
 
+import re
+import shlex
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from launcher.config.compose import conf_dir
@@ -13,6 +16,7 @@ from launcher.config.reference import default, documented, render
 from launcher.config.schema import SECTIONS, Config, GroupConfig
 
 CHECKOUT = Path(__file__).parents[2]
+DOCS = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
 
 
 def test_the_reference_is_current():
@@ -56,6 +60,15 @@ def test_a_file_that_names_a_schema_has_another_name_than_it():
     for decay in DECAYS:
         file = conf_dir() / "schedule" / "decay" / f"{decay().name}.yaml"
         assert OmegaConf.load(file)["defaults"][0] == f"{decay().name}_schema"
+
+
+def test_every_list_that_is_shown_is_taken_as_a_shell_hands_it_on():
+    shown = [span for path in DOCS for span in re.findall(r"`([^`\n]*=\[[^`\n]*)`", path.read_text(encoding="utf-8"))]
+    assert len(shown) > 10
+    for span in shown:
+        OverridesParser.create().parse_overrides(shlex.split(span))
+    texts = " ".join(text for kind in _dataclasses() for text in documented(kind).values())
+    assert re.findall(r"`\[[^\]`]+\]`", texts) == []  # with its key, so that a shell's quotes can be shown
 
 
 def _schema_at(key: str):

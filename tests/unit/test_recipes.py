@@ -170,7 +170,7 @@ def test_yolo_nominal(size: int, accumulated: int, decay: float) -> None:
 
 @pytest.mark.parametrize("size", ["0", "-4", "1.5", "x"])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
-    with pytest.raises(ConfigError, match="is no whole number of at least 1"):
+    with pytest.raises(ConfigError, match="must be a whole number of at least 1"):
         config_text("experiment=yolo_nominal", f"nominal.batch_size={size}")
 
 
