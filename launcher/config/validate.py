@@ -15,7 +15,7 @@ from yaml import YAMLError
 from launcher.config.check_slurm import check_submit
 from launcher.config.choices import BatchNormPatch, LossSpike
 from launcher.config.compose import register
-from launcher.config.decays import DECAYS
+from launcher.config.decays import DECAYS, DecayConfig
 from launcher.config.docker import check_docker
 from launcher.config.messages import GROUPS, OPEN_SECTIONS, schema_keys
 from launcher.config.places import ClusterConfig
@@ -42,6 +42,7 @@ def validate(composed: DictConfig) -> Config:
     config = Config(**values, model_weights=None if weights is None else str(weights))
     _check_targets(config)
     _check_optimizer(config.optimizer)
+    _check_decay(config.schedule.decay)
     ramp = enumerate(config.batch.ramp)
     config.batch.ramp = [_item(value, f"batch.ramp[{index}]", RampConfig) for index, value in ramp]
     _check_numbers(config)
@@ -155,6 +156,14 @@ def _check_optimizer(optimizer: dict[str, Any]) -> None:
     if not isinstance(groups, list):
         raise ConfigError("optimizer.groups", groups, "must be a list of {match, lr_scale, weight_decay, warmup_from}")
     optimizer["groups"] = [_group(value, index) for index, value in enumerate(groups)]
+
+
+def _check_decay(decay: DecayConfig) -> None:
+    """That the keys of a decay are those of its name: the choice brings both. Raises ConfigError."""
+    names = [one().name for one in DECAYS]
+    if decay.name != type(decay)().name:
+        hint = f"schedule/decay=…, one of {', '.join(names)}"
+        raise ConfigError("schedule.decay.name", decay.name, "is said by choosing from the group", hint=hint)
 
 
 def _check_numbers(config: Config) -> None:

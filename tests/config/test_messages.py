@@ -175,6 +175,8 @@ MISTAKES = {
         ["schedule.decay=cosin", "did you mean schedule/decay=cosine?"],
     ),
     "choice in a section": (["schedule={decay: cosine}"], ["schedule.decay=cosine: ", "schedule/decay=cosine"]),
+    "name of a choice": (["schedule.decay.name=foo"], ["schedule.decay.name=foo: is said by", "schedule/decay=…"]),
+    "name of another choice": (["schedule.decay.name=linear"], ["schedule.decay.name=linear: is said by"]),
     "null of a choice": (["schedule.decay=null"], ["schedule.decay=null: ", "schedule/decay=…"]),
     "section over groups": (["schedule=foo"], ["schedule=foo: ", "schedule/decay=…", "allowed: constant, cosine"]),
     "section over groups, by choice": (
